@@ -1,0 +1,187 @@
+r"""What no factorization can beat, and what the paper's theorems promise, as numbers.
+
+**Lower bounds.** Let u be any random participation: a pattern of at most k steps, b apart, with a
+unit vector for each step, and M = E[u uᵀ]. Then for every factorization A = BC
+
+    sens(C)² ≥ E‖Cu‖² = ‖C M^{1/2}‖_F²,
+    rmse·√n = ‖B‖_F·sens(C) ≥ ‖B‖_F·‖C M^{1/2}‖_F ≥ ‖A M^{1/2}‖_*,
+
+so each choice of u is a lower bound. Three are evaluated here. The first two are the parts of the
+paper's General Multi-Participation Lower Bound; the vectors of different steps may be orthogonal,
+which makes the second twice what Lemma "k_b_lower_bound_new" proves with subsets.
+
+* ``pattern``: u is the pattern 0, b, 2b, … itself: ‖Aπ‖₂/√n.
+* ``nuclear``: a uniformly random offset, orthogonal vectors: M = I/s, ‖A‖_*/√(ns), with
+  s = max(b, ⌈n/k⌉).
+* ``correlated``: the same offsets, vectors correlated like the columns of A with weight t:
+  M_t = (1/s)·P∘((1-t)I + tR), P_ij = 1 where i ≡ j mod s, R the correlation matrix of AᵀA. The
+  best of a few t is kept. It contains the second, and meets the optimum for b = 1. Small n only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise import checks, sensitivity, toeplitz
+from corrnoise.participation import Participation
+from corrnoise.workloads import Workload, r
+
+Array = npt.NDArray[np.float64]
+
+# Up to here dense linear algebra takes about a second.
+_LARGEST_DENSE = 512
+
+
+@dataclass(frozen=True)
+class LowerBounds:
+    """Lower bounds of the rmse of every factorization; ``value`` is the largest.
+
+    Attributes:
+        pattern: ‖Aπ‖₂/√n.
+        nuclear: ‖A‖_*/√(ns), itself from below where n is large.
+        correlated: the best mixture of the two; ``None`` where n is too large for it.
+    """
+
+    pattern: float
+    nuclear: float
+    correlated: float | None
+
+    @property
+    def value(self) -> float:
+        """The largest of them."""
+        return max(self.pattern, self.nuclear, self.correlated or 0.0)
+
+
+def lower_bound(workload: Workload, participation: Participation) -> float:
+    """No factorization of the workload has a smaller rmse under this participation.
+
+    >>> import corrnoise as cn
+    >>> round(cn.lower_bound(cn.workloads.prefix_sum(64), cn.Participation(64, 1, 64)), 4)
+    43.1413
+    """
+    return lower_bounds(workload, participation).value
+
+
+def lower_bounds(workload: Workload, participation: Participation) -> LowerBounds:
+    """Every part of the lower bound, evaluated: O(n log n), or O(n³) for n up to 512."""
+    if participation.num_steps != workload.num_steps:
+        raise ValueError(
+            f"participation.num_steps must be the workload's {workload.num_steps}, "
+            f"got {participation.num_steps}; build both for the same number of steps"
+        )
+    n = workload.num_steps
+    spacing = max(participation.min_sep, -(-n // participation.max_participations))
+    return LowerBounds(
+        pattern=math.sqrt(sensitivity.attained(workload.coef, participation) / n),
+        nuclear=nuclear_norm(workload) / math.sqrt(n * spacing),
+        correlated=_correlated(workload, spacing) if n <= _LARGEST_DENSE else None,
+    )
+
+
+def nuclear_norm(workload: Workload) -> float:
+    """‖A‖_*: exact for the prefix sum and for n up to 512, otherwise from below.
+
+    From below: ‖A‖_* ≥ tr(UᵀA) for every ‖U‖ ≤ 1, and the n×n section of a circulant matrix with
+    unimodular eigenvalues is one. Its eigenvalues are the phases of A(r·e^{iω}), for the best of a
+    few radii r just below 1, where the trace is Σ_t (n-t) a_t φ_t: O(n log n). About 5 % below
+    the truth for the prefix sum, less with decay.
+    """
+    n, a = workload.num_steps, workload.coef
+    if (workload.decay, workload.momentum) == (1.0, 0.0):
+        angles = (2.0 * np.arange(1, n + 1) - 1.0) * (math.pi / (4 * n + 2))
+        return float(np.sum(0.5 / np.sin(angles)))
+    if n <= _LARGEST_DENSE:
+        return _nuclear(toeplitz.matrix(a))
+    size = toeplitz.fast_length(4 * n)
+    weights = np.arange(n, 0, -1) * a
+    best = 0.0
+    for drop in (0.25, 0.5, 1.0, 2.0, 4.0):
+        damped = a * np.exp(np.arange(n) * math.log1p(-min(drop / n, 0.5)))
+        spectrum = np.fft.rfft(damped, size)
+        length = np.abs(spectrum)
+        phase = np.divide(spectrum, length, out=np.zeros_like(spectrum), where=length > 0)
+        best = max(best, float(np.sum(weights * np.fft.irfft(phase, size)[:n])))
+    return best
+
+
+def _correlated(workload: Workload, spacing: int) -> float:
+    n = workload.num_steps
+    A = toeplitz.matrix(workload.coef)
+    gram = A.T @ A
+    scale = np.sqrt(np.diag(gram))
+    steps = np.arange(n)
+    together = np.subtract.outer(steps, steps) % spacing == 0
+    related = np.where(together, gram / np.outer(scale, scale), 0.0)
+
+    def bound(weight: float) -> float:
+        second_moment = (weight * related + (1.0 - weight) * np.eye(n)) / spacing
+        values, vectors = np.linalg.eigh(second_moment)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        return _nuclear(A @ root) / math.sqrt(n)
+
+    return max(bound(float(weight)) for weight in np.linspace(0.0, 1.0, 9))
+
+
+def _nuclear(matrix: Array) -> float:
+    return float(np.sum(np.linalg.svd(matrix, compute_uv=False)))
+
+
+def bisr_upper_bound(workload: Workload, participation: Participation, num_bands: int) -> float:
+    r"""The upper bound on the rmse of BISR with the constants of its proof (Theorem "BISR").
+
+    With α the larger and β < α the smaller of decay and momentum: for α = 1,
+
+        E² ≤ k(1+β)²/(1-β)⁸ · (1 + log p + (n-p)·r_{p-1}²) · (2 + log p + 54 p/b),
+
+    where the proof's (n-p)/(πp) is replaced by (n-p)·r_{p-1}², which it does not bound; for α < 1,
+    with S = log(1/(1-α²))/(α-β)² ≥ Σ c_t² and ⟨C_l, C_m⟩ ≤ α^{|l-m|b}·S,
+
+        E² ≤ (S + α^{2p}/(1-α²)) · k·S·(1+α^b)/(1-α^b).
+
+    Loose by its nature: it proves the rate, not the value.
+    """
+    n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
+    p = checks.integer("num_bands", num_bands, 1, n)
+    if workload.decay is None or workload.momentum is None:
+        raise ValueError(
+            "workload must be an SGD workload, got a general Toeplitz one; use Mechanism.rmse"
+        )
+    alpha = max(workload.decay, workload.momentum)
+    beta = min(workload.decay, workload.momentum)
+    if alpha == beta:
+        raise ValueError(
+            f"decay and momentum must differ, got {alpha} for both; use Mechanism.rmse"
+        )
+    if alpha == 1.0:
+        decoder = 1.0 + math.log(p) + (n - p) * float(r(p)[-1]) ** 2
+        sens = 2.0 + math.log(p) + 54.0 * p / b
+        return math.sqrt(k * decoder * sens) * (1.0 + beta) / (1.0 - beta) ** 4
+    squares = -math.log1p(-(alpha**2)) / (alpha - beta) ** 2
+    decoder = squares + alpha ** (2 * p) / (1.0 - alpha**2)
+    return math.sqrt(decoder * k * squares * (1.0 + alpha**b) / (1.0 - alpha**b))
+
+
+def two_band_rmse(num_steps: int, rate: float) -> float:
+    """The rmse of C⁻¹ = 1 - λx for the prefix sum, one participation, in closed form.
+
+    E² = (1 + (1-λ)²(n-1)/2)·(1-λ^{2n})/(1-λ²) (Lemma "Optimal Band Inversion Error", corrected).
+
+    Args:
+        num_steps: n.
+        rate: λ in [0, 1].
+    """
+    n = checks.integer("num_steps", num_steps, 1)
+    rate = checks.fraction("rate", rate)
+    decoder = 1.0 + (1.0 - rate) ** 2 * (n - 1) / 2.0
+    squares = float(n) if rate == 1.0 else (1.0 - rate ** (2 * n)) / (1.0 - rate**2)
+    return math.sqrt(decoder * squares)
+
+
+def two_band_bound(num_steps: int) -> float:
+    """√(3/2)·n^{1/4}, which the best λ of ``two_band_rmse`` stays below (at λ² = 1 - 1/√n)."""
+    n = checks.integer("num_steps", num_steps, 1)
+    return math.sqrt(1.5) * n**0.25

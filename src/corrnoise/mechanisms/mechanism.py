@@ -1,0 +1,231 @@
+"""What every factorization A = BC is: a strategy, its inverse, its sensitivity and its error."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise import error as _error
+from corrnoise import sensitivity as _sensitivity
+from corrnoise import toeplitz
+from corrnoise.error import ErrorKind
+from corrnoise.participation import Participation
+from corrnoise.rational import Rational
+from corrnoise.sensitivity import Sensitivity
+from corrnoise.workloads import Workload
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """How the coefficients of an optimised mechanism were found.
+
+    Attributes:
+        converged: whether the optimiser met its tolerance; if not, the mechanism is still valid,
+            its sensitivity still certified, and its error no larger than at the start.
+        message: the optimiser's own words.
+        evaluations: how often objective and gradient were computed.
+        start: the certified error at the start.
+        final: the certified error of the result, never above ``start``.
+        participation: the participation that it was optimised for.
+    """
+
+    converged: bool
+    message: str
+    evaluations: int
+    start: float
+    final: float
+    participation: Participation
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Optimization:
+        """The inverse of ``dataclasses.asdict``."""
+        fields: dict[str, Any] = dict(data)
+        fields["participation"] = Participation.from_dict(fields["participation"])
+        return Optimization(**fields)
+
+
+@dataclass(frozen=True)
+class _Factorization:
+    """What Toeplitz and dense factorizations share: errors in units of the noise per clip norm."""
+
+    name: str
+    workload: Workload
+
+    @property
+    def num_steps(self) -> int:
+        """N."""
+        return self.workload.num_steps
+
+    @cached_property
+    def _step_squares(self) -> Array:
+        raise NotImplementedError
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """The sensitivity of C: exact or a certified upper bound, and it says which."""
+        raise NotImplementedError
+
+    def rmse(self, participation: Participation) -> float:
+        """The paper's E(B, C) with unit noise: sens(C)·‖B‖_F/√n, with the certified sensitivity."""
+        return self.error(participation, "mean")
+
+    def error(self, participation: Participation, kind: ErrorKind = "mean") -> float:
+        """Root of the mean, last or largest squared error over the steps, with unit noise."""
+        square = _error.reduce_squares(self._step_squares, _error.check_kind(kind))
+        return self.sensitivity(participation).value * math.sqrt(square)
+
+    def error_per_step(self, participation: Participation) -> Array:
+        """Root of the expected squared error of each step, with unit noise; length n."""
+        return self.sensitivity(participation).value * np.sqrt(self._step_squares)
+
+    def _check(self, participation: Participation) -> None:
+        if participation.num_steps != self.num_steps:
+            raise ValueError(
+                f"participation.num_steps must be the mechanism's {self.num_steps}, "
+                f"got {participation.num_steps}; build both for the same number of steps"
+            )
+
+
+@dataclass(frozen=True)
+class Mechanism(_Factorization):
+    """A Toeplitz factorization A = BC, given by its noising series C⁻¹(x) = N(x)/D(x).
+
+    Attributes:
+        name: the family, as users call it.
+        workload: A.
+        noising: C⁻¹(x), a ratio of short polynomials.
+        optimization: how the coefficients were found; ``None`` for closed forms.
+    """
+
+    noising: Rational
+    optimization: Optimization | None = None
+
+    @property
+    def num_bands(self) -> int:
+        """p: the number of bands of C⁻¹, or of C where that is the banded one; n if neither is."""
+        if not self.noising.denominator:
+            return self.noising.numerator_terms
+        if not self.noising.numerator:
+            return self.noising.denominator_terms
+        return self.num_steps
+
+    @cached_property
+    def noising_coef(self) -> Array:
+        """First n coefficients of C⁻¹."""
+        return _read_only(self.noising.coef(self.num_steps))
+
+    @cached_property
+    def strategy_coef(self) -> Array:
+        """First n coefficients of C."""
+        return _read_only(self.noising.reciprocal.coef(self.num_steps))
+
+    @cached_property
+    def decoder_coef(self) -> Array:
+        """First n coefficients of B = AC⁻¹."""
+        return _read_only((self.noising * self.workload.series).coef(self.num_steps))
+
+    @cached_property
+    def _step_squares(self) -> Array:
+        return _error.step_squares(self.decoder_coef)
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """The sensitivity of C: exact or a certified upper bound, and it says which."""
+        self._check(participation)
+        return _sensitivity.of_toeplitz(self.strategy_coef, participation)
+
+    def to_json(self) -> str:
+        """The mechanism as JSON; ``from_json`` gives back every coefficient to the last bit."""
+        data: dict[str, Any] = {
+            "name": self.name,
+            "workload": self.workload.to_dict(),
+            "noising": self.noising.to_dict(),
+            "optimization": asdict(self.optimization) if self.optimization else None,
+        }
+        return json.dumps(data)
+
+    @staticmethod
+    def from_json(text: str) -> Mechanism:
+        """The inverse of ``to_json``."""
+        data = json.loads(text)
+        found = data["optimization"]
+        return Mechanism(
+            data["name"],
+            Workload.from_dict(data["workload"]),
+            Rational.from_dict(data["noising"]),
+            Optimization.from_dict(found) if found else None,
+        )
+
+    def __repr__(self) -> str:
+        bands = "" if self.num_bands == self.num_steps else f", num_bands={self.num_bands}"
+        return f"{self.name}({self.workload!r}{bands})"
+
+
+@dataclass(frozen=True, eq=False)
+class DenseMechanism(_Factorization):
+    """A factorization A = BC with any lower-triangular C: the exception, for small n.
+
+    Attributes:
+        name: the family.
+        workload: A.
+        strategy: C, n×n, read-only.
+        optimization: how it was found.
+    """
+
+    strategy: Array
+    optimization: Optimization
+
+    @cached_property
+    def noising(self) -> Array:
+        """C⁻¹, n×n."""
+        return _read_only(np.tril(np.linalg.inv(self.strategy)).astype(np.float64))
+
+    @cached_property
+    def decoder(self) -> Array:
+        """B = AC⁻¹, n×n."""
+        return _read_only(toeplitz.matrix(self.workload.coef) @ self.noising)
+
+    @cached_property
+    def _step_squares(self) -> Array:
+        return np.sum(self.decoder**2, axis=1)
+
+    def sensitivity(self, participation: Participation) -> Sensitivity:
+        """The sensitivity of C: exact where C has at most b bands."""
+        self._check(participation)
+        return _sensitivity.of_matrix(self.strategy, participation)
+
+    def to_json(self) -> str:
+        """The mechanism as JSON."""
+        data: dict[str, Any] = {
+            "name": self.name,
+            "workload": self.workload.to_dict(),
+            "strategy": self.strategy.tolist(),
+            "optimization": asdict(self.optimization),
+        }
+        return json.dumps(data)
+
+    @staticmethod
+    def from_json(text: str) -> DenseMechanism:
+        """The inverse of ``to_json``."""
+        data = json.loads(text)
+        return DenseMechanism(
+            data["name"],
+            Workload.from_dict(data["workload"]),
+            _read_only(np.array(data["strategy"])),
+            Optimization.from_dict(data["optimization"]),
+        )
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.workload!r})"
+
+
+def _read_only(array: Array) -> Array:
+    array.flags.writeable = False
+    return array

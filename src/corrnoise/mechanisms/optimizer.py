@@ -1,0 +1,200 @@
+r"""One optimiser for every Toeplitz family.
+
+A family maps free variables v to a noising series C⁻¹ = N/D. With u = AN/D the decoder and c = D/N
+the strategy, both in terms of the same factors, we minimise over v
+
+    log Σ_t w_t u_t² + log S(c),
+
+w from the error kind, S a squared sensitivity. For a factor q of N, ∂u/∂q_j is u/q delayed by j,
+and ∂c/∂q_j is -c/q delayed by j; for a factor of D the signs change places. So the gradient takes
+one filter and one set of lag products per factor: O(np), or O(n log n) where p is large.
+
+*What is minimised is certified.* S starts as the value that the pattern 0, b, 2b, … attains: a
+smooth function in O(n), and never above the certified one. Where the two agree at its minimiser,
+that point minimises the certified value as well, and we are done. Where they do not, the certified
+bound itself is minimised, its absolute values smoothed less and less. The result is the point with
+the least certified error seen, the start included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise import sensitivity as _sensitivity
+from corrnoise import toeplitz
+from corrnoise.error import ErrorKind, coefficient_weights
+from corrnoise.mechanisms.mechanism import Mechanism, Optimization
+from corrnoise.mechanisms.solver import Solver
+from corrnoise.participation import Participation
+from corrnoise.rational import Rational
+from corrnoise.workloads import Workload
+
+Array = npt.NDArray[np.float64]
+SquaredSensitivity = Callable[[Array], tuple[float, Array]]
+
+# Beyond this the series left the region where anything is finite; the line search backs off.
+_DIVERGED = 1e100
+_SOLVER = Solver(memory=40, iterations=600, tolerance=1e-12)
+_SMOOTHINGS = (1e-3, 1e-5, 0.0)
+
+
+class Family(Protocol):
+    """Free variables ↔ noising series."""
+
+    def series(self, variables: Array) -> Rational:
+        """C⁻¹ for these variables."""
+        ...
+
+    def pull_back(self, variables: Array, factors: FactorGradients) -> Array:
+        """The gradient for the variables, from the gradients for the factors."""
+        ...
+
+
+@dataclass(frozen=True)
+class FactorGradients:
+    """Gradients for the coefficients of each factor of N and of D."""
+
+    numerator: tuple[Array, ...]
+    denominator: tuple[Array, ...]
+
+
+def optimize(
+    name: str,
+    family: Family,
+    start: Array,
+    workload: Workload,
+    participation: Participation,
+    error: ErrorKind,
+    *,
+    radius: float,
+) -> Mechanism:
+    """The member of ``family`` with the least certified error, searched from ``start``.
+
+    Args:
+        name: the mechanism's name.
+        family: the map from variables to series.
+        start: where to begin; the result is never worse.
+        workload: A.
+        participation: n, b, k.
+        error: which error to minimise.
+        radius: the length of the first step.
+    """
+    run = _Run(name, family, workload, participation, error)
+    run.certify(start)
+    before = run.best_error
+    status = run.search(start, run.attained, radius)
+    if not status.tight:
+        for smoothing in _SMOOTHINGS:
+            status = run.search(run.best_variables, run.certified(smoothing), radius)
+    found = Optimization(
+        converged=status.converged,
+        message=status.message,
+        evaluations=run.evaluations,
+        start=before,
+        final=run.best_error,
+        participation=participation,
+    )
+    return Mechanism(name, workload, family.series(run.best_variables), found)
+
+
+@dataclass(frozen=True)
+class _Status:
+    converged: bool
+    message: str
+    tight: bool  # whether the attained value is the certified one where the search ended
+
+
+class _Run:
+    """The state of one optimisation: the objective and the best certified point so far."""
+
+    def __init__(
+        self,
+        name: str,
+        family: Family,
+        workload: Workload,
+        participation: Participation,
+        error: ErrorKind,
+    ) -> None:
+        self.name, self.family, self.workload = name, family, workload
+        self.participation = participation
+        self.error: ErrorKind = error
+        self.weights = coefficient_weights(workload.num_steps, error)
+        self.evaluations = 0
+        self.best_error = math.inf
+        self.best_variables = np.zeros(0)
+
+    def attained(self, strategy_coef: Array) -> tuple[float, Array]:
+        return _sensitivity.attained_gradient(strategy_coef, self.participation)
+
+    def certified(self, smoothing: float) -> SquaredSensitivity:
+        return lambda c: _sensitivity.autocorrelation(c, self.participation, smoothing)
+
+    def certify(self, variables: Array) -> bool:
+        """Remember the point with the least certified error.
+
+        Returns whether 0, b, 2b, … attains the certified sensitivity of this one.
+        """
+        mechanism = Mechanism(self.name, self.workload, self.family.series(variables))
+        error = mechanism.error(self.participation, self.error)
+        if error < self.best_error:
+            self.best_error, self.best_variables = error, variables
+        value = mechanism.sensitivity(self.participation).value
+        attained = _sensitivity.attained(mechanism.strategy_coef, self.participation)
+        return value**2 <= attained * (1.0 + 2.0 * _sensitivity.ROUNDING)
+
+    def search(self, start: Array, square: SquaredSensitivity, radius: float) -> _Status:
+        """L-BFGS from ``start``; again, with a shorter first step, where its line search fails."""
+        point = start
+        before = self.best_error
+        while True:
+            base, scale = point, radius
+
+            def scaled(s: Array, base: Array = base, scale: float = scale) -> tuple[float, Array]:
+                value, gradient = self.objective(base + scale * s, square)
+                return value, scale * gradient
+
+            result = _SOLVER.minimize(scaled, np.zeros_like(start))
+            point = base + scale * result.point
+            if not result.line_search_failed or radius < 1e-5:
+                break
+            radius /= 10.0
+        tight = self.certify(point)
+        # At a kink of the certified bound the line search fails although nothing is left to gain.
+        stalled = self.best_error > before * (1.0 - 1e-6)
+        return _Status(result.converged or stalled, result.message, tight)
+
+    def objective(self, variables: Array, square: SquaredSensitivity) -> tuple[float, Array]:
+        """The logarithm of the squared error, and its gradient."""
+        self.evaluations += 1
+        n = self.workload.num_steps
+        noising = self.family.series(variables)
+        with np.errstate(over="ignore", invalid="ignore"):
+            u = (noising * self.workload.series).coef(n)
+            c = noising.reciprocal.coef(n)
+            size = max(float(np.max(np.abs(u))), float(np.max(np.abs(c))))
+        if not size < _DIVERGED:
+            return 1e3, np.zeros_like(variables)
+        weighted = self.weights * u
+        error = toeplitz.dot(weighted, u)
+        sens, sens_slope = square(c)
+        error_slope = weighted * (2.0 / error)
+        sens_slope = sens_slope / sens
+
+        def slope(factor: Array) -> Array:
+            by_error = toeplitz.lag_products(
+                error_slope, toeplitz.divide(u, factor, n), factor.size
+            )
+            by_sens = toeplitz.lag_products(sens_slope, toeplitz.divide(c, factor, n), factor.size)
+            return by_error - by_sens
+
+        gradients = FactorGradients(
+            tuple(slope(q) for q in noising.numerator),
+            tuple(-slope(q) for q in noising.denominator),
+        )
+        return math.log(error) + math.log(sens), self.family.pull_back(variables, gradients)

@@ -1,0 +1,64 @@
+"""L-BFGS, as every optimised mechanism uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+_LINE_SEARCH_FAILED = 2
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Where the solver stopped, and why."""
+
+    point: Array
+    converged: bool
+    line_search_failed: bool
+    message: str
+    evaluations: int
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Settings of L-BFGS.
+
+    Attributes:
+        memory: how many steps approximate the Hessian.
+        iterations: the most to take.
+        tolerance: the relative decrease of the function under which it has converged.
+    """
+
+    memory: int
+    iterations: int
+    tolerance: float
+
+    def minimize(self, function: Callable[[Array], tuple[float, Array]], start: Array) -> Solution:
+        """Minimise a function that returns its value and gradient."""
+        from scipy.optimize import minimize  # deferred, like all of SciPy, for a quick import
+
+        result = minimize(
+            function,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            options={
+                "maxcor": self.memory,
+                "maxiter": self.iterations,
+                "maxfun": 2 * self.iterations,
+                "ftol": self.tolerance,
+                "gtol": 0.0,
+            },
+        )
+        return Solution(
+            point=np.asarray(result.x, dtype=np.float64),
+            converged=bool(result.success),
+            line_search_failed=int(result.status) == _LINE_SEARCH_FAILED,
+            message=str(result.message),
+            evaluations=int(result.nfev),
+        )

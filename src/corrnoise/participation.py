@@ -1,0 +1,57 @@
+"""How often one example takes part in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise import checks
+
+
+@dataclass(frozen=True)
+class Participation:
+    """b-min-separated participation: at most k steps, any two at least b apart.
+
+    Attributes:
+        num_steps: n, the number of training steps.
+        min_sep: b, the least distance between two steps that one example takes part in.
+        max_participations: k, the most steps that one example takes part in.
+
+    >>> Participation(num_steps=980, min_sep=98, max_participations=10).pattern
+    array([  0,  98, 196, 294, 392, 490, 588, 686, 784, 882])
+    """
+
+    num_steps: int
+    min_sep: int
+    max_participations: int
+
+    def __post_init__(self) -> None:
+        n = checks.integer("num_steps", self.num_steps, 1)
+        b = checks.integer("min_sep", self.min_sep, 1, n, "with one participation use min_sep=1")
+        fits = -(-n // b)
+        k = checks.integer(
+            "max_participations",
+            self.max_participations,
+            1,
+            fits,
+            f"num_steps={n} has room for {fits} participations {b} steps apart",
+        )
+        for name, value in (("num_steps", n), ("min_sep", b), ("max_participations", k)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def pattern(self) -> npt.NDArray[np.int64]:
+        """The earliest pattern 0, b, 2b, …, (k-1)b, the worst one for most mechanisms."""
+        return np.arange(self.max_participations, dtype=np.int64) * self.min_sep
+
+    def to_dict(self) -> dict[str, int]:
+        """A plain dictionary, for JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, int]) -> Participation:
+        """The inverse of ``to_dict``."""
+        return Participation(**data)

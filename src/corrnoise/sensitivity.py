@@ -1,0 +1,245 @@
+r"""Sensitivity of a strategy C when one example takes part up to k times, at least b steps apart.
+
+    sens(C)² = max over patterns i_0 < i_1 < … with gaps ≥ b, and over vectors ‖x_m‖ ≤ 1, of
+               ‖Σ_m C[:, i_m] x_mᵀ‖_F²  ≤  max over patterns of Σ_{l,m} |⟨C[:, i_l], C[:, i_m]⟩|
+
+with equality where the inner products are non-negative. Every function here that returns a
+``Sensitivity`` evaluates a proven upper bound and a value that some pattern attains; where the two
+meet, the sensitivity is known exactly. All of them are squares until the last line.
+
+For a Toeplitz C with coefficients c (O(n) or O(k n log n) time, O(n) memory, never n×n):
+
+* *Attained*: the pattern 0, b, 2b, …
+* *Majorant*: |c_t| ≤ max_{s≥t} |c_s|, which is non-increasing, and for a non-increasing sequence
+  that pattern is the worst (Theorem 2 of Kalinin and Lampert, 2024). Exact for monotone c.
+* *Autocorrelation*: lengthening each inner product to the most terms that its later column can
+  have only adds, so with T_m = n - mb and g_m(ℓ) = Σ_{t<T_m} |c_t c_{t+ℓ}|,
+
+      sens² ≤ Σ_m g_m(0) + 2 Σ_{l<m} max_{ℓ ≥ (m-l)b} g_m(ℓ).
+
+  Exact where the autocorrelation, not c itself, decreases at the lags that matter. Exact also for
+  every C with at most b bands, whatever its signs: there all the maxima are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise import toeplitz
+from corrnoise.participation import Participation
+
+Array = npt.NDArray[np.float64]
+
+# Upper and attained value are one number when they differ by no more than float64 rounding.
+ROUNDING = 1e-11
+# The autocorrelation bound takes one FFT per participation; beyond this many, neighbouring
+# participations share the larger of their two bounds, which stays valid.
+_MOST_TRANSFORMS = 64
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """A certified sensitivity.
+
+    Attributes:
+        value: what the noise must be scaled to. Never below the true sensitivity, up to float64
+            rounding (relative error below 1e-11).
+        lower: the largest value that a participation pattern was found to attain.
+        exact: whether ``value`` is the sensitivity itself (``value == lower`` up to rounding).
+    """
+
+    value: float
+    lower: float
+    exact: bool
+
+    @property
+    def gap(self) -> float:
+        """How much of ``value`` may be slack, relative: 0 where exact."""
+        return 0.0 if self.exact else 1.0 - self.lower / self.value
+
+    @staticmethod
+    def from_squares(upper: float, lower: float) -> Sensitivity:
+        """From a proven upper bound and an attained value of the square."""
+        return Sensitivity(
+            value=math.sqrt(max(upper, lower)),
+            lower=math.sqrt(lower),
+            exact=bool(upper <= lower * (1.0 + 2.0 * ROUNDING)),
+        )
+
+    def __repr__(self) -> str:
+        if self.exact:
+            return f"Sensitivity({self.value:.6g}, exact)"
+        return f"Sensitivity({self.value:.6g}, upper bound, gap {100 * self.gap:.3g} %)"
+
+
+def of_toeplitz(strategy_coef: Array, participation: Participation) -> Sensitivity:
+    """The sensitivity of the lower-triangular Toeplitz C with these coefficients.
+
+    Tries the cheap certificate first: O(n) where c is monotone, O(k n log n) otherwise.
+
+    >>> of_toeplitz(np.array([1.0, 0.5, 0.25, 0.125]), Participation(4, 2, 2))
+    Sensitivity(1.78973, exact)
+    """
+    upper = majorant(strategy_coef, participation)
+    lower = attained(strategy_coef, participation)
+    result = Sensitivity.from_squares(upper, lower)
+    if not result.exact:
+        upper = min(upper, autocorrelation(strategy_coef, participation)[0])
+        lower = max(lower, _attained_by_search(strategy_coef, participation))
+        result = Sensitivity.from_squares(upper, lower)
+    return result
+
+
+def attained(strategy_coef: Array, participation: Participation) -> float:
+    """‖Cπ‖² of the pattern π = 0, b, 2b, …, in O(n)."""
+    return _square(_comb(strategy_coef, participation))
+
+
+def attained_gradient(strategy_coef: Array, participation: Participation) -> tuple[float, Array]:
+    """``attained`` and its gradient with respect to the coefficients, in O(n)."""
+    total = _comb(strategy_coef, participation)
+    return _square(total), 2.0 * _comb(total[::-1], participation)[::-1]
+
+
+def majorant(strategy_coef: Array, participation: Participation) -> float:
+    """An upper bound of sens², in O(n): ``attained`` of the least decreasing majorant of |c|."""
+    largest = np.maximum.accumulate(np.abs(strategy_coef[::-1]))[::-1]
+    return attained(largest, participation)
+
+
+def autocorrelation(
+    strategy_coef: Array, participation: Participation, smoothing: float = 0.0
+) -> tuple[float, Array]:
+    """The autocorrelation bound of sens² and a (sub)gradient of it, in O(k n log n).
+
+    Args:
+        strategy_coef: c, length n.
+        participation: n, b, k.
+        smoothing: h ≥ 0; |c| is replaced by sqrt(c² + h²), a smooth and larger function, so the
+            result stays an upper bound. For optimisers.
+
+    Returns:
+        The bound and its gradient with respect to c.
+    """
+    n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
+    size = np.sqrt(strategy_coef**2 + smoothing**2)
+    length = toeplitz.fast_length(2 * n)
+    whole = np.fft.rfft(size, length)
+    groups = np.array_split(np.arange(k), min(k, _MOST_TRANSFORMS))
+    bound, gradient = 0.0, np.zeros(n)
+    for group in groups:
+        # All m of a group use the first one's, the longest, sum.
+        terms = n - int(group[0]) * b
+        head = np.fft.rfft(size[:terms], length) if terms < n else whole
+        g = np.fft.irfft(np.conj(head) * whole, length)[:n]
+        g[0] = _square(size[:terms])
+        weight = np.zeros(n)
+        weight[0] = group.size
+        bound += group.size * g[0]
+        # The lags (m-l)b, l < m: for each j one lag jb in every m ≥ j of the group.
+        best, end = 0, n
+        for j in range(int(group[-1]), 0, -1):
+            here = j * b + int(np.argmax(g[j * b : end]))
+            best, end = (here if end == n or g[here] >= g[best] else best), j * b
+            count = 2 * int(np.count_nonzero(group >= j))
+            weight[best] += count
+            bound += count * g[best]
+        spectrum = np.fft.rfft(weight, length)
+        gradient[:terms] += np.fft.irfft(np.conj(spectrum) * whole, length)[:terms]
+        gradient += np.fft.irfft(spectrum * head, length)[:n]
+    slope = np.divide(strategy_coef, size, out=np.zeros(n), where=size > 0)
+    return bound, gradient * slope
+
+
+def of_matrix(strategy: Array, participation: Participation) -> Sensitivity:
+    """The sensitivity of any n×n strategy matrix, in O(n² k) time after its Gram matrix.
+
+    Each pattern's sum Σ_{l,m} |G| is at most Σ_m h(i_m), where h(i) is the largest Σ_j |G_ij| that
+    a pattern through i can collect; both maxima are dynamic programmes. Exact where C has at most
+    b bands: there h is the squared column norm.
+    """
+    gram = strategy.T @ strategy
+    size = np.abs(gram)
+    n, b = participation.num_steps, participation.min_sep
+    apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n))) >= b
+    through = np.zeros((n + 1, n))
+    for _ in range(participation.max_participations - 1):
+        through = _one_more(through, np.where(apart, size, 0.0), b)
+    weight = np.diag(size) + through[n]
+    upper, pattern = heaviest_pattern(weight, participation)
+    return Sensitivity.from_squares(upper, _signed_square(gram[np.ix_(pattern, pattern)]))
+
+
+def heaviest_pattern(
+    weight: Array, participation: Participation
+) -> tuple[float, npt.NDArray[np.int64]]:
+    """The pattern with the largest total of non-negative weights, and that total: O(nk)."""
+    n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
+    table = [np.zeros(n + 1)]
+    for _ in range(k):
+        table.append(_one_more(table[-1], weight, b))
+    pattern: list[int] = []
+    i, j = n, k
+    while i > 0 and j > 0:
+        if table[j][i] == table[j][i - 1]:
+            i -= 1
+        else:
+            pattern.append(i - 1)
+            i, j = max(i - b, 0), j - 1
+    chosen = np.array(pattern[::-1], dtype=np.int64)
+    return float(weight[chosen].sum()), chosen
+
+
+def _one_more(table: Array, weights: Array, min_sep: int) -> Array:
+    """From the largest totals among the first i steps, those with one participation more."""
+    before = table[np.maximum(np.arange(1, len(table)) - min_sep, 0)]
+    totals = np.zeros_like(table)
+    totals[1:] = np.maximum.accumulate(weights + before, axis=0)
+    return totals
+
+
+def _attained_by_search(strategy_coef: Array, participation: Participation) -> float:
+    """The best of a few patterns beyond 0, b, 2b, …, with signs chosen one after the other."""
+    n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
+    if k > _MOST_TRANSFORMS:
+        return 0.0
+    best = 0.0
+    lags = toeplitz.lag_products(strategy_coef, strategy_coef, n)
+    farthest = (n - 1) // (k - 1) if k > 1 else b
+    wide = b + int(np.argmax(np.abs(lags[b : farthest + 1]))) if farthest > b else b
+    for gap in {b, wide}:
+        total = np.zeros(n)
+        for m in range(k):
+            column = np.zeros(n)
+            column[m * gap :] = strategy_coef[: n - m * gap]
+            total += column if toeplitz.dot(column, total) >= 0 else -column
+        best = max(best, _square(total))
+    return best
+
+
+def _signed_square(gram: Array) -> float:
+    """The largest xᵀGx found over signs x, chosen one after the other."""
+    signs = np.ones(gram.shape[0])
+    for m in range(1, gram.shape[0]):
+        signs[m] = 1.0 if gram[m, :m] @ signs[:m] >= 0 else -1.0
+    return float(signs @ gram @ signs)
+
+
+def _comb(x: Array, participation: Participation) -> Array:
+    """Σ_{j<k} x shifted by jb: the series x·(1 + x^b + … + x^{(k-1)b}), in O(n)."""
+    n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
+    rows = -(-n // b)
+    total = np.zeros(rows * b)
+    total[:n] = x
+    total = np.cumsum(total.reshape(rows, b), axis=0)
+    if k < rows:
+        total[k:] -= total[:-k].copy()
+    return total.reshape(-1)[:n]
+
+
+def _square(x: Array) -> float:
+    return toeplitz.dot(x, x)

@@ -137,17 +137,14 @@ def autocorrelation(
         head = np.fft.rfft(size[:terms], length) if terms < n else whole
         g = np.fft.irfft(np.conj(head) * whole, length)[:n]
         g[0] = _square(size[:terms])
+        # For each j one lag of at least jb in every m ≥ j of the group, for (l, m) and (m, l).
+        last = int(group[-1])
+        lags = np.concatenate([[0], _largest_after(g, b, last)])
+        counts = group.size - np.searchsorted(group, np.arange(last + 1))
+        counts[1:] *= 2
+        bound += float(counts @ g[lags])
         weight = np.zeros(n)
-        weight[0] = group.size
-        bound += group.size * g[0]
-        # The lags (m-l)b, l < m: for each j one lag jb in every m ≥ j of the group.
-        best, end = 0, n
-        for j in range(int(group[-1]), 0, -1):
-            here = j * b + int(np.argmax(g[j * b : end]))
-            best, end = (here if end == n or g[here] >= g[best] else best), j * b
-            count = 2 * int(np.count_nonzero(group >= j))
-            weight[best] += count
-            bound += count * g[best]
+        np.add.at(weight, lags, counts)
         spectrum = np.fft.rfft(weight, length)
         gradient[:terms] += np.fft.irfft(np.conj(spectrum) * whole, length)[:terms]
         gradient += np.fft.irfft(spectrum * head, length)[:n]
@@ -219,6 +216,20 @@ def _attained_by_search(strategy_coef: Array, participation: Participation) -> f
             total += column if toeplitz.dot(column, total) >= 0 else -column
         best = max(best, _square(total))
     return best
+
+
+def _largest_after(g: Array, min_sep: int, last: int) -> npt.NDArray[np.int64]:
+    """For j = 1, …, last the lag ℓ ≥ jb where g is largest."""
+    rows = -(-g.size // min_sep)
+    table = np.full(rows * min_sep, -np.inf)
+    table[: g.size] = g
+    table = table.reshape(rows, min_sep)
+    column = np.argmax(table, axis=1)
+    peak = table[np.arange(rows), column]
+    suffix = np.maximum.accumulate(peak[::-1])[::-1]
+    row = np.minimum.accumulate(np.where(peak == suffix, np.arange(rows), rows)[::-1])[::-1]
+    best = row * min_sep + column[row]
+    return best[1 : last + 1].astype(np.int64)
 
 
 def _signed_square(gram: Array) -> float:

@@ -61,5 +61,11 @@ def band_mf(
         coef = workload.sqrt_coef(p)
         start = coef[1:] / coef[0]
     return optimize(
-        "band_mf", _Banded(), start, workload, participation, check_kind(error), radius=1.0
+        "band_mf",
+        _Banded(),
+        (start, np.zeros(p - 1)),
+        workload,
+        participation,
+        check_kind(error),
+        radius=1.0,
     )

@@ -57,7 +57,7 @@ def band_inv_mf(
     return optimize(
         "band_inv_mf",
         _BandedInverse(),
-        start,
+        (start, np.zeros(p - 1)),
         workload,
         participation,
         check_kind(error),

@@ -79,5 +79,5 @@ def blt(
     positions = np.linspace(math.log(memory + 1.0) + 1.0, 0.3, 2 * d)
     start = np.log(np.diff(positions[::-1], prepend=0.0))
     return optimize(
-        "blt", _Interlaced(), start, workload, participation, check_kind(error), radius=1.0
+        "blt", _Interlaced(), (start,), workload, participation, check_kind(error), radius=1.0
     )

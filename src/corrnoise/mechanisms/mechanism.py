@@ -120,21 +120,31 @@ class Mechanism(_Factorization):
     @cached_property
     def noising_coef(self) -> Array:
         """First n coefficients of C⁻¹."""
-        return _read_only(self.noising.coef(self.num_steps))
+        return self._finite("C⁻¹", self.noising.coef(self.num_steps))
 
     @cached_property
     def strategy_coef(self) -> Array:
         """First n coefficients of C."""
-        return _read_only(self.noising.reciprocal.coef(self.num_steps))
+        return self._finite("C", self.noising.reciprocal.coef(self.num_steps))
 
     @cached_property
     def decoder_coef(self) -> Array:
         """First n coefficients of B = AC⁻¹."""
-        return _read_only((self.noising * self.workload.series).coef(self.num_steps))
+        series = self.noising * self.workload.series
+        return self._finite("B", series.coef(self.num_steps))
 
     @cached_property
     def _step_squares(self) -> Array:
         return _error.step_squares(self.decoder_coef)
+
+    def _finite(self, matrix: str, coef: Array) -> Array:
+        # A quarter of the exponent range, so that squares and their sums are finite as well.
+        if not np.max(np.abs(coef)) < 1e75:
+            raise OverflowError(
+                f"the coefficients of {matrix} grow beyond float64 within num_steps="
+                f"{self.num_steps} for {self!r}; use another num_bands or mechanism"
+            )
+        return _read_only(coef)
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """The sensitivity of C: exact or a certified upper bound, and it says which."""

@@ -11,9 +11,10 @@ one filter and one set of lag products per factor: O(np), or O(n log n) where p 
 
 *What is minimised is certified.* S starts as the value that the pattern 0, b, 2b, … attains: a
 smooth function in O(n), and never above the certified one. Where the two agree at its minimiser,
-that point minimises the certified value as well, and we are done. Where they do not, the certified
-bound itself is minimised, its absolute values smoothed less and less. The result is the point with
-the least certified error seen, the start included.
+that point minimises the certified value as well, and we are done; where they agree to 0.05 %, it is
+that close to the least certified value, and we are done too. Where they do not, the certified bound
+itself is minimised, its absolute values smoothed less and less. The result is the point with the
+least certified error seen, the start included.
 """
 
 from __future__ import annotations
@@ -38,8 +39,12 @@ from corrnoise.workloads import Workload
 Array = npt.NDArray[np.float64]
 SquaredSensitivity = Callable[[Array], tuple[float, Array]]
 
-# Beyond this the series left the region where anything is finite; the line search backs off.
-_DIVERGED = 1e100
+# A trial step whose log squared error is this much above the start's has left the region where C
+# and C⁻¹ are tame; it sees a flat wall, and the line search backs off.
+_WALL = 20.0
+# A search of fewer iterations met a wall in its first steps.
+_FEW = 4
+_TIGHT = 5e-4
 _SOLVER = Solver(memory=40, iterations=600, tolerance=1e-12)
 _SMOOTHINGS = (1e-3, 1e-5, 0.0)
 
@@ -67,28 +72,29 @@ class FactorGradients:
 def optimize(
     name: str,
     family: Family,
-    start: Array,
+    starts: tuple[Array, ...],
     workload: Workload,
     participation: Participation,
     error: ErrorKind,
     *,
     radius: float,
 ) -> Mechanism:
-    """The member of ``family`` with the least certified error, searched from ``start``.
+    """The member of ``family`` with the least certified error, searched from the best start.
 
     Args:
         name: the mechanism's name.
         family: the map from variables to series.
-        start: where to begin; the result is never worse.
+        starts: where to begin; the result is never worse than the best of them.
         workload: A.
         participation: n, b, k.
         error: which error to minimise.
         radius: the length of the first step.
     """
     run = _Run(name, family, workload, participation, error)
-    run.certify(start)
+    for start in starts:
+        run.certify(start)
     before = run.best_error
-    status = run.search(start, run.attained, radius)
+    status = run.search(run.best_variables, run.attained, radius)
     if not status.tight:
         for smoothing in _SMOOTHINGS:
             status = run.search(run.best_variables, run.certified(smoothing), radius)
@@ -138,30 +144,33 @@ class _Run:
     def certify(self, variables: Array) -> bool:
         """Remember the point with the least certified error.
 
-        Returns whether 0, b, 2b, … attains the certified sensitivity of this one.
+        Returns whether 0, b, 2b, … attains the certified sensitivity of this one, nearly.
         """
         mechanism = Mechanism(self.name, self.workload, self.family.series(variables))
-        error = mechanism.error(self.participation, self.error)
+        try:
+            error = mechanism.error(self.participation, self.error)
+        except OverflowError:
+            return False
         if error < self.best_error:
             self.best_error, self.best_variables = error, variables
         value = mechanism.sensitivity(self.participation).value
         attained = _sensitivity.attained(mechanism.strategy_coef, self.participation)
-        return value**2 <= attained * (1.0 + 2.0 * _sensitivity.ROUNDING)
+        return value <= math.sqrt(attained) * (1.0 + _TIGHT)
 
     def search(self, start: Array, square: SquaredSensitivity, radius: float) -> _Status:
-        """L-BFGS from ``start``; again, with a shorter first step, where its line search fails."""
-        point = start
-        before = self.best_error
+        """L-BFGS from ``start``; again, with a shorter first step, where it stops at once."""
+        point, before = start, self.best_error
+        wall = self.objective(start, square, math.inf)[0] + _WALL
         while True:
             base, scale = point, radius
 
             def scaled(s: Array, base: Array = base, scale: float = scale) -> tuple[float, Array]:
-                value, gradient = self.objective(base + scale * s, square)
+                value, gradient = self.objective(base + scale * s, square, wall)
                 return value, scale * gradient
 
             result = _SOLVER.minimize(scaled, np.zeros_like(start))
             point = base + scale * result.point
-            if not result.line_search_failed or radius < 1e-5:
+            if result.iterations >= _FEW or radius < 1e-5:
                 break
             radius /= 10.0
         tight = self.certify(point)
@@ -169,19 +178,23 @@ class _Run:
         stalled = self.best_error > before * (1.0 - 1e-6)
         return _Status(result.converged or stalled, result.message, tight)
 
-    def objective(self, variables: Array, square: SquaredSensitivity) -> tuple[float, Array]:
-        """The logarithm of the squared error, and its gradient."""
+    def objective(
+        self, variables: Array, square: SquaredSensitivity, wall: float
+    ) -> tuple[float, Array]:
+        """The logarithm of the squared error, at most ``wall``, and its gradient."""
         self.evaluations += 1
         n = self.workload.num_steps
         noising = self.family.series(variables)
         with np.errstate(over="ignore", invalid="ignore"):
             u = (noising * self.workload.series).coef(n)
             c = noising.reciprocal.coef(n)
-            size = max(float(np.max(np.abs(u))), float(np.max(np.abs(c))))
-        if not size < _DIVERGED:
-            return 1e3, np.zeros_like(variables)
-        weighted = self.weights * u
-        error = toeplitz.dot(weighted, u)
+            weighted = self.weights * u
+            error = toeplitz.dot(weighted, u)
+            column = toeplitz.dot(c, c)
+        if not (
+            error < math.inf and column < math.inf and math.log(error) + math.log(column) < wall
+        ):
+            return wall, np.zeros_like(variables)
         sens, sens_slope = square(c)
         error_slope = weighted * (2.0 / error)
         sens_slope = sens_slope / sens

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-_LINE_SEARCH_FAILED = 2
-
 
 @dataclass(frozen=True)
 class Solution:
@@ -19,8 +17,8 @@ class Solution:
 
     point: Array
     converged: bool
-    line_search_failed: bool
     message: str
+    iterations: int
     evaluations: int
 
 
@@ -58,7 +56,7 @@ class Solver:
         return Solution(
             point=np.asarray(result.x, dtype=np.float64),
             converged=bool(result.success),
-            line_search_failed=int(result.status) == _LINE_SEARCH_FAILED,
             message=str(result.message),
+            iterations=int(result.nit),
             evaluations=int(result.nfev),
         )

@@ -13,7 +13,6 @@ and T lowered in stages; what is reported is the maximum itself.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -145,23 +144,22 @@ class _Problem:
             slope /= norms
             return math.log(error), slope[self.rows, self.columns]
         columns = np.sum(strategy**2, axis=0)
-        soft = soft_heaviest(columns, self.participation, temperature * float(np.max(columns)))
-        slope += strategy * (2.0 / soft.total * soft.marginals)
-        return math.log(error) + math.log(soft.total), slope[self.rows, self.columns]
+        sens, marginals = soft_heaviest(columns, self.participation, temperature)
+        slope += strategy * (2.0 / sens * marginals)
+        return math.log(error) + math.log(sens), slope[self.rows, self.columns]
 
 
-@dataclass(frozen=True)
-class SoftHeaviest:
-    """T·log Σ_patterns exp(Σ weight/T) and its gradient: how often each step is in the pattern."""
+def soft_heaviest(
+    weight: Array, participation: Participation, temperature: float
+) -> tuple[float, Array]:
+    """A smooth upper bound of ``sensitivity.heaviest_pattern`` and its gradient, in O(nk).
 
-    total: float
-    marginals: Array
-
-
-def soft_heaviest(weight: Array, participation: Participation, temperature: float) -> SoftHeaviest:
-    """A smooth upper bound of ``sensitivity.heaviest_pattern``, in O(nk)."""
+    T·log Σ_patterns exp(Σ weight/T), with T = temperature·mean(weight) so that it scales like
+    the weights.
+    """
     n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
-    energy = weight / temperature
+    scale = temperature * float(np.mean(weight))
+    energy = weight / scale
     ahead = _pattern_sums(energy, b, k)  # exactly j steps among the first i
     behind = _pattern_sums(energy[::-1], b, k)
     log_total = float(np.logaddexp.reduce(ahead[1:, n]))
@@ -170,7 +168,7 @@ def soft_heaviest(weight: Array, participation: Participation, temperature: floa
     left = ahead[:k, np.maximum(steps + 1 - b, 0)]
     right = at_most[k - 1 :: -1, np.maximum(n - steps - b, 0)]
     marginals = np.exp(energy + np.logaddexp.reduce(left + right, axis=0) - log_total)
-    return SoftHeaviest(temperature * log_total, marginals)
+    return scale * log_total, _with_moving_scale(marginals, energy, log_total, temperature)
 
 
 def _pattern_sums(energy: Array, min_sep: int, k: int) -> Array:
@@ -195,6 +193,13 @@ def _mean(steps: Array) -> tuple[float, Array]:
 
 
 def _soft_max(steps: Array, temperature: float) -> tuple[float, Array]:
-    scale = temperature * float(np.max(steps))
-    log_total = float(np.logaddexp.reduce(steps / scale))
-    return scale * log_total, np.exp(steps / scale - log_total)
+    scale = temperature * float(np.mean(steps))
+    energy = steps / scale
+    log_total = float(np.logaddexp.reduce(energy))
+    shares = np.exp(energy - log_total)
+    return scale * log_total, _with_moving_scale(shares, energy, log_total, temperature)
+
+
+def _with_moving_scale(slope: Array, energy: Array, log_total: float, temperature: float) -> Array:
+    """The gradient of T·L(x/T), given that of L, where T = temperature·mean(x) moves with x."""
+    return slope + (log_total - toeplitz.dot(slope, energy)) * temperature / slope.size

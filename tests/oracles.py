@@ -1,0 +1,78 @@
+"""Slow, obvious references: brute force, dense matrices and high precision."""
+
+import itertools
+import math
+
+import mpmath
+import numpy as np
+
+
+def matrix(coef):
+    """The lower-triangular Toeplitz matrix with this first column, entry by entry."""
+    n = len(coef)
+    return np.array([[coef[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)])
+
+
+def patterns(n, b, k):
+    """Every non-empty set of at most k steps of range(n), any two at least b apart."""
+
+    def grow(first, room):
+        yield ()
+        if room:
+            for i in range(first, n):
+                for rest in grow(i + b, room - 1):
+                    yield (i, *rest)
+
+    return [p for p in grow(0, k) if p]
+
+
+def sensitivity(strategy, b, k):
+    """max over patterns of sqrt(Σ |⟨C_i, C_j⟩|): the sensitivity where none of them is negative."""
+    gram = np.abs(strategy.T @ strategy)
+    return math.sqrt(max(gram[np.ix_(p, p)].sum() for p in patterns(len(gram), b, k)))
+
+
+def signed_sensitivity(strategy, b, k):
+    """max over patterns and signs of ‖Σ ± C_i‖: attained, so never above the sensitivity."""
+    best = 0.0
+    for chosen in patterns(len(strategy), b, k):
+        columns = strategy[:, list(chosen)]
+        for signs in itertools.product([1.0, -1.0], repeat=len(chosen) - 1):
+            best = max(best, np.linalg.norm(columns @ np.array([1.0, *signs])))
+    return best
+
+
+def rmse(workload_coef, noising_coef, b, k):
+    """The paper's E from dense matrices and brute force."""
+    A, C_inv = matrix(workload_coef), matrix(noising_coef)
+    B = A @ C_inv
+    n = len(workload_coef)
+    return sensitivity(np.linalg.inv(C_inv), b, k) * np.linalg.norm(B) / np.sqrt(n)
+
+
+def series_power(coef, power, n, digits=60):
+    """First n coefficients of coef(x)**power in high precision (J. C. P. Miller's recurrence)."""
+    with mpmath.workdps(digits):
+        a = [mpmath.mpf(float(x)) for x in coef[:n]] + [mpmath.mpf(0)] * max(0, n - len(coef))
+        s = mpmath.mpf(power)
+        out = [a[0] ** s]
+        for m in range(1, n):
+            total = mpmath.fsum((s * j - m + j) * a[j] * out[m - j] for j in range(1, m + 1))
+            out.append(total / (m * a[0]))
+        return np.array([float(x) for x in out])
+
+
+def series_product(left, right, n, digits=60):
+    """First n coefficients of left(x)·right(x) in high precision."""
+    with mpmath.workdps(digits):
+        a, b = ([mpmath.mpf(float(x)) for x in v] for v in (left, right))
+        return np.array(
+            [
+                float(
+                    mpmath.fsum(
+                        a[i] * b[m - i] for i in range(max(0, m - len(b) + 1), min(m + 1, len(a)))
+                    )
+                )
+                for m in range(n)
+            ]
+        )

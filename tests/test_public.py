@@ -6,10 +6,15 @@ import corrnoise as cn
 
 def test_public_names():
     assert set(cn.__all__) == {
+        "Calibration",
         "Participation",
         "Sensitivity",
         "Workload",
+        "account",
+        "accounting",
         "bounds",
+        "calibrate",
+        "epsilon_of",
         "lower_bound",
         "mechanisms",
         "workloads",

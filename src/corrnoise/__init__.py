@@ -1,16 +1,22 @@
 """Differentially private training with correlated noise: the same guarantee, far less error."""
 
-from corrnoise import bounds, mechanisms, workloads
+from corrnoise import accounting, bounds, mechanisms, workloads
+from corrnoise.accounting import Calibration, account, calibrate, epsilon_of
 from corrnoise.bounds import lower_bound
 from corrnoise.participation import Participation
 from corrnoise.sensitivity import Sensitivity
 from corrnoise.workloads import Workload
 
 __all__ = [
+    "Calibration",
     "Participation",
     "Sensitivity",
     "Workload",
+    "account",
+    "accounting",
     "bounds",
+    "calibrate",
+    "epsilon_of",
     "lower_bound",
     "mechanisms",
     "workloads",

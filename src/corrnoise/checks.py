@@ -31,6 +31,26 @@ def fraction(name: str, value: object, remedy: str = "") -> float:
     return number
 
 
+def number(name: str, value: object, low: float, *, open_low: bool = False) -> float:
+    """Return ``value`` as a finite float of at least (or above) ``low``, or raise."""
+    rule = f"a finite number {'above' if open_low else 'at least'} {low:g}"
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name} must be {rule}, got {value!r}")
+    found = float(value)
+    if not math.isfinite(found) or found < low or (open_low and found == low):
+        raise ValueError(f"{name} must be {rule}, got {found}")
+    return found
+
+
+def probability(name: str, value: object) -> float:
+    """Return ``value`` as a float strictly between 0 and 1, or raise."""
+    if isinstance(value, numbers.Real):
+        found = float(value)
+        if 0.0 < found < 1.0:
+            return found
+    raise ValueError(f"{name} must be strictly between 0 and 1, got {value!r}")
+
+
 def choice(name: str, value: object, options: tuple[str, ...]) -> str:
     """Return ``value`` if it is one of ``options``, or raise."""
     if value not in options:

@@ -46,6 +46,11 @@ class Workload:
         """The first column of A, float64, length num_steps."""
         return _frozen(self.series.coef(self.num_steps))
 
+    def first(self, num_steps: int) -> Workload:
+        """The same workload, stopped after ``num_steps`` steps."""
+        n = checks.integer("num_steps", num_steps, 1, self.num_steps)
+        return Workload(n, self.series, self.decay, self.momentum)
+
     def sqrt_coef(self, num_terms: int) -> Array:
         """First ``num_terms`` coefficients of A^{1/2}."""
         if self.decay is None or self.momentum is None:

@@ -151,6 +151,10 @@ class Mechanism(_Factorization):
         self._check(participation)
         return _sensitivity.of_toeplitz(self.strategy_coef, participation)
 
+    def first(self, num_steps: int) -> Mechanism:
+        """The same mechanism, stopped after ``num_steps`` steps."""
+        return Mechanism(self.name, self.workload.first(num_steps), self.noising, self.optimization)
+
     def to_json(self) -> str:
         """The mechanism as JSON; ``from_json`` gives back every coefficient to the last bit."""
         data: dict[str, Any] = {
@@ -210,6 +214,12 @@ class DenseMechanism(_Factorization):
         """The sensitivity of C: exact where C has at most b bands."""
         self._check(participation)
         return _sensitivity.of_matrix(self.strategy, participation)
+
+    def first(self, num_steps: int) -> DenseMechanism:
+        """The same mechanism, stopped after ``num_steps`` steps."""
+        workload = self.workload.first(num_steps)
+        part = _read_only(self.strategy[:num_steps, :num_steps].copy())
+        return DenseMechanism(self.name, workload, part, self.optimization)
 
     def to_json(self) -> str:
         """The mechanism as JSON."""

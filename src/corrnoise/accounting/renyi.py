@@ -1,0 +1,136 @@
+r"""A bound on balls-in-bins with no sampling at all: always valid, failure probability 0.
+
+**Removing, low orders.** With E_jl = exp(⟨m_j, m_l⟩/σ²) the moments
+
+    E_Q[(P/Q)^α] = b^{-α} Σ_{j_1…j_α} Π_{a<c} E_{j_a j_c}
+
+are exact for α = 2, 3 and 4 in O(b²), O(b³) and O(b⁴); those that b allows are used.
+
+**Removing, all orders.** Let w ≥ 1 and split the bins by their residue mod w. P is the mixture of
+the P_r that use the bins of one residue, and the hockey-stick divergence is jointly convex, so
+δ(P‖Q) is at most the average of the δ(P_r‖Q). The t bins of one residue are at least w steps apart;
+their means have inner products of at most g, the largest at a distance of w or more, and squares of
+at most d = max ‖m_j‖². Every moment
+
+    E_Q[(P_r/Q)^α] = t^{-α} Σ_{j_1…j_α} exp(Σ_{a<c} ⟨m_{j_a}, m_{j_c}⟩/σ²),    α = 2, 3, …
+
+grows with each inner product, so with n_j the number of times that bin j appears in a tuple
+
+    E_Q[(P_r/Q)^α] ≤ e^{α(α-1)g/(2σ²)}
+        · t^{-α} Σ_{n_1+…+n_t=α} α!/Π n_j! · exp(Σ_j n_j(n_j-1)(d-g)/(2σ²)),
+
+a power of one polynomial, evaluated exactly. Between integers log E is convex in α, so the chord is
+an upper bound. Then δ(P_r‖Q) ≤ E_Q[(P_r/Q)^α] e^{-(α-1)ε} (α-1)^{α-1}/α^α for every α; the best α
+and w are kept. w = b is no amplification.
+
+**Adding.** The bound of ``balls_in_bins.add_bound``.
+
+Both directions are at most the unamplified Gaussian with sensitivity ‖m_0‖.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise.accounting import gaussian
+from corrnoise.accounting.balls_in_bins import Bins, add_bound
+
+Array = npt.NDArray[np.float64]
+
+_LARGEST_ORDER = 64
+_MOST_TRIPLES = 1000
+_MOST_QUADRUPLES = 200
+# Where e^{-6·this} is not yet 0.
+_LARGEST_EXPONENT = 100.0
+
+
+def delta_bound(bins: Bins, sigma: float, epsilon: float) -> float:
+    """An upper bound of δ(ε), both directions, with no sampling. O(b·α²) or less."""
+    plain = gaussian.delta(epsilon, math.sqrt(float(np.max(bins.squares))) / sigma)
+    remove = min(plain, _exact_orders(bins, sigma, epsilon), _all_orders(bins, sigma, epsilon))
+    add = min(plain, add_bound(bins, sigma, epsilon))
+    return max(remove, add)
+
+
+def _exact_orders(bins: Bins, sigma: float, epsilon: float) -> float:
+    """From the exact moments of orders 1, 2, and as far as 4, chords between them."""
+    b = bins.num_bins
+    if bins.gram is None:
+        return 1.0
+    exponent = bins.gram / sigma**2
+    scale = float(np.max(exponent))
+    if scale > _LARGEST_EXPONENT:
+        return 1.0
+    E = np.exp(exponent - scale)
+    log_b = math.log(b)
+    moments = [0.0, 0.0, math.log(float(np.sum(E))) + scale - 2 * log_b]
+    if b <= _MOST_TRIPLES:
+        moments.append(math.log(float(np.sum(E * (E @ E)))) + 3 * scale - 3 * log_b)
+    if b <= _MOST_QUADRUPLES:
+        total = 0.0
+        for i in range(b):
+            both = E[i] * E  # both[j, k] = E_ik E_jk
+            total += float(E[i] @ np.sum((both @ E) * both, axis=1))
+        moments.append(math.log(total) + 6 * scale - 4 * log_b)
+    return _convert(np.array(moments), epsilon)
+
+
+def _all_orders(bins: Bins, sigma: float, epsilon: float) -> float:
+    b = bins.num_bins
+    lags = bins.by_lag / sigma**2
+    beyond = np.maximum.accumulate(np.maximum(lags, 0.0)[::-1])[::-1]
+    best = 1.0
+    for window in sorted({*range(1, min(b, 8) + 1), *np.geomspace(1, b, 24).astype(int).tolist()}):
+        g = float(beyond[window]) if window < b else 0.0
+        few, extra = divmod(b, window)
+        # ``extra`` residues have one bin more than the others.
+        total = 0.0
+        for bins_of_residue, residues in ((few, window - extra), (few + 1, extra)):
+            if residues:
+                moments = log_moments(bins_of_residue, float(lags[0]) - g, g)
+                total += residues * bins_of_residue / b * _convert(moments, epsilon)
+        best = min(best, total)
+    return best
+
+
+def log_moments(num_bins: int, own: float, common: float) -> Array:
+    """Log E_Q[(P/Q)^α] for α = 0, 1, …: means with squares own + common, inner products common."""
+    orders = np.arange(_LARGEST_ORDER + 1)
+    factorials = np.concatenate([[0.0], np.cumsum(np.log(orders[1:]))])
+    pairs = orders * (orders - 1) / 2.0
+    power = _log_power(pairs * own - factorials, num_bins)
+    return power + factorials - orders * math.log(num_bins) + pairs * common
+
+
+def _convert(moments: Array, epsilon: float) -> float:
+    """Min over α in (1, largest] of M_α e^{-(α-1)ε} (α-1)^{α-1}/α^α, chords between integers."""
+    largest = moments.size - 1
+    orders = np.linspace(1.0, float(largest), 1 + 50 * (largest - 1))[1:]
+    logs = np.interp(orders, np.arange(moments.size), moments)
+    excess = orders - 1.0
+    exponents = logs - excess * epsilon + excess * np.log(excess) - orders * np.log(orders)
+    return math.exp(min(float(np.min(exponents)), 0.0))
+
+
+def _log_power(coef: Array, exponent: int) -> Array:
+    """Logarithms of the coefficients of p(x)^exponent, cut at the degree of p, given those of p."""
+    result = np.full_like(coef, -np.inf)
+    result[0] = 0.0
+    while exponent:
+        if exponent & 1:
+            result = _log_multiply(result, coef)
+        exponent >>= 1
+        if exponent:
+            coef = _log_multiply(coef, coef)
+    return result
+
+
+def _log_multiply(left: Array, right: Array) -> Array:
+    size = left.size
+    terms = np.full((size, size), -np.inf)
+    for i in range(size):
+        terms[i, i:] = left[i] + right[: size - i]
+    return np.logaddexp.reduce(terms, axis=0)

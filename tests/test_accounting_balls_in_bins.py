@@ -1,0 +1,213 @@
+import math
+
+import numpy as np
+import oracles
+import pytest
+from PLD_accounting import gaussian_allocation_epsilon_range
+
+from corrnoise import mechanisms, workloads
+from corrnoise.accounting import balls_in_bins, gaussian, renyi
+
+ETA = 1e-9
+
+
+def bins_of(coef, b):
+    return balls_in_bins.toeplitz_bins(np.asarray(coef, dtype=float), b)
+
+
+def sampled(bins, sigma, epsilon, direction="remove", samples=100_000, seed=7, eta=ETA):
+    return balls_in_bins.estimate(
+        bins, sigma, epsilon, direction, samples=samples, failure_probability=eta, seed=(seed,)
+    )
+
+
+def integrated(gram, sigma, epsilon, direction):
+    """δ of two bins by quadrature in the plane of their means."""
+    root = np.linalg.cholesky(gram)  # rows are m_0, m_1 in an orthonormal basis
+    grid = np.linspace(-12, 12, 2401) * sigma + (root.mean() if direction == "remove" else 0.0)
+    u, v = np.meshgrid(grid, grid)
+    x = [(m[0] * u + m[1] * v) / sigma**2 - (m @ m) / (2 * sigma**2) for m in root]
+    loss = np.logaddexp(x[0], x[1]) - math.log(2)
+    density = np.exp(-(u**2 + v**2) / (2 * sigma**2)) / (2 * math.pi * sigma**2)
+    cell = (grid[1] - grid[0]) ** 2
+    if direction == "remove":
+        return float(np.sum(density * np.maximum(np.exp(loss) - math.exp(epsilon), 0)) * cell)
+    return float(np.sum(density * np.maximum(1 - np.exp(epsilon + loss), 0)) * cell)
+
+
+@pytest.mark.parametrize(("n", "b"), [(12, 4), (11, 4), (3, 5), (7, 7), (9, 1)])
+def test_gram_matrix_and_the_draws_for_many_bins(n, b):
+    coef = np.random.default_rng(0).uniform(0.1, 1, n)
+    C = oracles.matrix(coef)
+    means = np.array([C[:, j::b].sum(axis=1) for j in range(b)])
+    truth = means @ means.T
+    average = means.mean(axis=0)
+    small = bins_of(coef, b)
+    np.testing.assert_allclose(small.gram, truth, atol=1e-12)
+    np.testing.assert_allclose(balls_in_bins.matrix_bins(C, b).gram, truth, atol=1e-12)
+    first = np.cumsum(np.pad(coef, (0, -n % b)).reshape(-1, b), axis=0).reshape(-1)[:n]
+    long = balls_in_bins.LongBins(first, b)
+    chosen = np.array([0, b - 1, b // 2])
+    for bins in (small, long):
+        np.testing.assert_allclose(bins.squares, np.diag(truth), atol=1e-12)
+        assert bins.mean_square == pytest.approx(average @ average)
+        np.testing.assert_allclose(bins.inner_with_mean, means @ average, atol=1e-12)
+        np.testing.assert_allclose(bins.inner_with(chosen), truth[chosen], atol=1e-12)
+        lags = [max(truth[j, j + lag] for j in range(b - lag)) for lag in range(b)]
+        assert np.all(bins.by_lag >= np.array(lags) - 1e-12)
+        draws = bins.draw(np.random.default_rng(1), 200_000)
+        # Six standard deviations of each covariance: false alarm below 1e-7 in all.
+        spread = np.sqrt((truth**2 + np.outer(np.diag(truth), np.diag(truth))) / 200_000)
+        assert np.all(np.abs(draws.T @ draws / 200_000 - truth) <= 6 * spread + 1e-12)
+
+
+def test_one_bin_is_the_gaussian_mechanism():
+    bins = bins_of([1.0, 0.5, 0.2], 1)
+    mu = math.sqrt(bins.squares[0]) / 1.3
+    truth = gaussian.delta(2.0, mu)
+    for direction in ("remove", "add"):
+        found = sampled(bins, 1.3, 2.0, direction, samples=400_000)
+        assert abs(found.mean - truth) <= 6 * found.standard_error
+        assert found.upper >= truth
+        assert found.mean == pytest.approx(truth, rel=0.02)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 1.0), (0.7, 3.0), (2.0, 0.2)])
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_two_bins_agree_with_numerical_integration(correlation, sigma, epsilon, direction):
+    gram = np.array([[1.2, correlation], [correlation, 1.0]])
+    truth = integrated(gram, sigma, epsilon, direction)
+    found = sampled(balls_in_bins.GramBins(gram), sigma, epsilon, direction, samples=200_000)
+    assert abs(found.mean - truth) <= 6 * found.standard_error + 1e-7 * truth
+    assert found.upper >= truth
+    if direction == "add":
+        assert balls_in_bins.add_bound(balls_in_bins.GramBins(gram), sigma, epsilon) >= truth
+    assert renyi.delta_bound(balls_in_bins.GramBins(gram), sigma, epsilon) >= truth * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("folds", [1, 2, 3])
+def test_every_number_of_folds_is_unbiased_and_keeps_its_bound(monkeypatch, folds):
+    monkeypatch.setattr(balls_in_bins, "_folds", lambda bins: (folds,))
+    bins = bins_of(mechanisms.bisr(workloads.prefix_sum(40), 3).strategy_coef, 8)
+    reference = sampled(bins, 2.0, 2.0, samples=400_000, seed=1)
+    tilt = balls_in_bins._tilt_remove(bins, 2.0, 2.0)
+    generator = np.random.default_rng(5)
+    values = tilt.values(generator, bins.draw(generator, 100_000))
+    assert values.max() <= tilt.largest * (1 + 1e-12)
+    assert values.min() >= 0
+    error = values.std() / math.sqrt(values.size)
+    assert abs(values.mean() - reference.mean) <= 6 * math.hypot(error, reference.standard_error)
+    assert (values**2).mean() <= 1.2 * tilt.largest * reference.mean  # the second moment
+
+
+def test_weight_bound_of_adding():
+    bins = bins_of(mechanisms.bisr(workloads.prefix_sum(40), 3).strategy_coef, 8)
+    tilt = balls_in_bins._tilt_add(bins, 2.0, 2.0)
+    generator = np.random.default_rng(6)
+    values = tilt.values(generator, bins.draw(generator, 100_000))
+    assert values.min() >= 0
+    assert values.max() <= tilt.largest * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "b", "delta"), [(0.7, 10, 1e-5), (0.7, 100, 1e-5), (1.0, 30, 1e-7), (2.0, 50, 1e-3)]
+)
+def test_identity_agrees_with_an_independent_random_allocation_accountant(sigma, b, delta):
+    high, low = gaussian_allocation_epsilon_range(delta=delta, sigma=sigma, num_steps=b)
+    bins = bins_of(np.eye(1, b)[0], b)
+    # δ at their bracket, widened by 0.5 %, brackets ours.
+    assert sampled(bins, sigma, low * 0.995).mean >= delta
+    at_high = max(
+        sampled(bins, sigma, high * 1.005, direction).mean for direction in ("remove", "add")
+    )
+    assert at_high <= delta
+
+
+def test_cifar_reference_of_the_identity():
+    """σ = 1.2388, b = 98, k = 10: an independent library says ε in [8.964, 8.990] at δ = 1e-5."""
+    bins = bins_of(np.eye(1, 980)[0], 98)
+    assert sampled(bins, 1.2388, 8.96).mean > 1e-5 * 0.99
+    assert sampled(bins, 1.2388, 8.99).mean < 1e-5 * 1.01
+
+
+def test_certificate_covers_the_truth():
+    """At η = 1e-3 the upper value must cover in at least 999 of 1000 repetitions."""
+    gram = np.array([[1.0, 0.4], [0.4, 1.0]])
+    truth = integrated(gram, 0.8, 2.0, "remove")
+    bins = balls_in_bins.GramBins(gram)
+    covered = sum(
+        sampled(bins, 0.8, 2.0, samples=2_000, seed=seed, eta=1e-3).upper >= truth
+        for seed in range(1000)
+    )
+    assert covered >= 999
+
+
+def test_relative_error_does_not_grow_as_delta_falls():
+    bins = bins_of(mechanisms.bsr(workloads.prefix_sum(200), 4).strategy_coef, 20)
+    errors = []
+    for epsilon in (3.0, 6.0, 9.0, 12.0):
+        found = sampled(bins, 4.0, epsilon, samples=50_000)
+        errors.append(found.standard_error / found.mean)
+    assert found.mean < 1e-12
+    assert max(errors) < 0.2  # plain Monte Carlo: 1e4 at the last of them
+
+
+def test_draws_depend_on_the_seed_alone(monkeypatch):
+    bins = bins_of(mechanisms.bsr(workloads.prefix_sum(200), 4).strategy_coef, 20)
+    once = sampled(bins, 4.0, 3.0)
+    monkeypatch.setattr(balls_in_bins.os, "cpu_count", lambda: 7)
+    assert sampled(bins, 4.0, 3.0) == once
+    assert sampled(bins, 4.0, 3.0, seed=8).mean != once.mean
+
+
+def test_many_bins_agree_with_few(monkeypatch):
+    coef = mechanisms.bisr(workloads.prefix_sum(120), 4).strategy_coef
+    few = sampled(bins_of(coef, 30), 3.0, 2.0, samples=200_000)
+    monkeypatch.setattr(balls_in_bins, "_MOST_FACTORED", 10)
+    bins = bins_of(coef, 30)
+    assert bins.gram is None
+    for direction in ("remove", "add"):
+        many = sampled(bins, 3.0, 2.0, direction, samples=50_000)
+        if direction == "remove":
+            error = math.hypot(few.standard_error, many.standard_error)
+            assert abs(few.mean - many.mean) <= 6 * error
+        assert many.upper > many.mean > 0
+
+
+def test_progress_is_reported():
+    seen = []
+    bins = bins_of(np.ones(6) / (1 + np.arange(6)), 3)
+    balls_in_bins.estimate(
+        bins,
+        1.0,
+        1.0,
+        "remove",
+        samples=3_000_000,
+        failure_probability=ETA,
+        seed=(1,),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert len(seen) > 1
+    assert seen[-1] == (3_000_000, 3_000_000)
+
+
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_moments_are_sums_over_tuples(order):
+    import itertools
+
+    own, common, b = 0.7, 0.3, 4
+    gram = np.full((b, b), common) + own * np.eye(b)
+    total = sum(
+        math.exp(sum(gram[i, j] for i, j in itertools.combinations(t, 2)))
+        for t in itertools.product(range(b), repeat=order)
+    )
+    assert renyi.log_moments(b, own, common)[order] == pytest.approx(math.log(total / b**order))
+
+
+def test_no_sampling_bound_is_close_for_the_identity():
+    bins = bins_of(np.eye(1, 980)[0], 98)
+    bound = renyi.delta_bound(bins, 1.2388, 9.0)
+    assert sampled(bins, 1.2388, 9.0).mean < bound < 1e-4
+    plain = gaussian.delta(9.0, math.sqrt(10) / 1.2388)
+    assert bound < plain / 50

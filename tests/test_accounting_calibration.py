@@ -1,0 +1,259 @@
+import itertools
+import json
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+
+import corrnoise as cn
+from corrnoise.accounting import gaussian, poisson, valid_samplings
+from corrnoise.rational import Rational
+
+CIFAR = cn.Participation(980, 98, 10)
+WORKLOAD = cn.workloads.sgd(980, momentum=0.9, decay=0.9999)
+MECHANISMS = {
+    "dp_sgd": cn.mechanisms.dp_sgd(WORKLOAD),
+    "bsr": cn.mechanisms.bsr(WORKLOAD, 4),
+    "bisr": cn.mechanisms.bisr(WORKLOAD, 4),
+    "band_mf": cn.mechanisms.band_mf(WORKLOAD, CIFAR, 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "noise"), [("dp_sgd", 1.7226), ("bsr", 3.2043), ("bisr", 5.6834), ("band_mf", 3.353)]
+)
+def test_fixed_batches_of_the_cifar_table(name, noise):
+    c = cn.calibrate(MECHANISMS[name], CIFAR, epsilon=9, delta=1e-5)
+    assert c.noise_multiplier == pytest.approx(noise, rel=2e-4)
+    assert c.exact
+    assert c.failure_probability == 0
+    back = cn.account(MECHANISMS[name], CIFAR, noise_multiplier=c.noise_multiplier, delta=1e-5)
+    assert 9 * (1 - 1e-9) <= back.epsilon <= 9 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("dp_sgd", 1.232, 1.245), ("bsr", 2.31, 2.34), ("bisr", 4.52, 4.57)]
+)
+def test_balls_in_bins_of_the_cifar_table(name, low, high):
+    c = cn.calibrate(MECHANISMS[name], CIFAR, epsilon=9, delta=1e-5, sampling="balls-in-bins")
+    assert low <= c.noise_multiplier <= high
+    assert c.kind == "certified"
+    assert c.failure_probability == 1e-9
+    assert c.estimate.upper <= 1e-5
+    assert 9 < c.epsilon_without_sampling < 10.1
+
+
+def test_balls_in_bins_at_a_tiny_delta():
+    c = cn.calibrate(MECHANISMS["dp_sgd"], CIFAR, epsilon=9, delta=1e-10, sampling="balls-in-bins")
+    fixed = cn.calibrate(MECHANISMS["dp_sgd"], CIFAR, epsilon=9, delta=1e-10)
+    assert c.estimate.upper <= 1e-10
+    assert c.estimate.mean > 0.85e-10  # the certificate costs little
+    assert c.noise_multiplier < 0.8 * fixed.noise_multiplier
+
+
+def test_account_inverts_calibrate_and_seeds_repeat():
+    m = MECHANISMS["bsr"]
+    options = {"sampling": "balls-in-bins", "samples": 50_000, "seed": 3}
+    once = cn.calibrate(m, CIFAR, epsilon=4, delta=1e-6, **options)
+    assert cn.calibrate(m, CIFAR, epsilon=4, delta=1e-6, **options) == once
+    back = cn.account(m, CIFAR, noise_multiplier=once.noise_multiplier, delta=1e-6, **options)
+    assert back.epsilon == pytest.approx(4, rel=0.01)
+    assert back.kind == "certified"
+
+
+def test_one_bin_is_exact_and_the_analytic_gaussian():
+    participation = cn.Participation(5, 1, 5)
+    m = cn.mechanisms.bisr(cn.workloads.prefix_sum(5), 3)
+    bins = cn.calibrate(m, participation, epsilon=2, delta=1e-6, sampling="balls-in-bins")
+    fixed = cn.calibrate(m, participation, epsilon=2, delta=1e-6)
+    assert bins.noise_multiplier == pytest.approx(fixed.noise_multiplier, rel=1e-6)
+    assert bins.exact
+    spent = cn.account(
+        m,
+        participation,
+        noise_multiplier=bins.noise_multiplier,
+        delta=1e-6,
+        sampling="balls-in-bins",
+    )
+    assert spent.epsilon == pytest.approx(2, rel=1e-6)
+
+
+def test_dense_mechanisms_are_priced_too():
+    participation = cn.Participation(24, 6, 4)
+    m = cn.mechanisms.dense(cn.workloads.prefix_sum(24), participation, equal_columns=True)
+    fixed = cn.calibrate(m, participation, epsilon=3, delta=1e-5)
+    assert fixed.noise_multiplier == pytest.approx(2 / gaussian.mu(3, 1e-5))
+    if not valid_samplings(m, participation)["balls-in-bins"]:
+        bins = cn.calibrate(
+            m, participation, epsilon=3, delta=1e-5, sampling="balls-in-bins", samples=20_000
+        )
+        assert bins.noise_multiplier < fixed.noise_multiplier
+
+
+def test_poisson_is_what_the_pld_accountant_says():
+    participation = cn.Participation(200, 20, 10)
+    m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(200))
+    c = cn.calibrate(m, participation, epsilon=2, delta=1e-5, sampling="poisson")
+    step = dp_accounting.PoissonSampledDpEvent(
+        1 / 20, dp_accounting.GaussianDpEvent(c.noise_multiplier)
+    )
+    accountant = dp_accounting.pld.PLDAccountant().compose(
+        dp_accounting.SelfComposedDpEvent(step, 200)
+    )
+    assert accountant.get_epsilon(1e-5) == pytest.approx(2, rel=2e-3)
+    assert accountant.get_delta(2) <= 1e-5
+    assert c.kind == "bound"
+    same = cn.calibrate(m, participation, epsilon=2, delta=1e-5, sampling="cyclic-poisson")
+    assert same.noise_multiplier == c.noise_multiplier
+
+
+def test_cyclic_poisson_of_a_band_is_dp_sgd_with_fewer_steps_at_a_higher_rate():
+    participation = cn.Participation(200, 20, 10)
+    workload = cn.workloads.prefix_sum(200)
+    m = cn.mechanisms.bsr(workload, 5)
+    c = cn.calibrate(m, participation, epsilon=2, delta=1e-5, sampling="cyclic-poisson")
+    shorter = cn.Participation(40, 4, 10)
+    plain = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(40))
+    same = cn.calibrate(plain, shorter, epsilon=2, delta=1e-5, sampling="poisson")
+    norm = np.linalg.norm(m.strategy_coef)
+    assert c.noise_multiplier == pytest.approx(norm * same.noise_multiplier, rel=1e-4)
+    # p = b: every example of a group takes part, no amplification is left.
+    whole = cn.mechanisms.bsr(workload, 20)
+    fixed = cn.calibrate(whole, participation, epsilon=2, delta=1e-5)
+    cyclic = cn.calibrate(whole, participation, epsilon=2, delta=1e-5, sampling="cyclic-poisson")
+    assert cyclic.noise_multiplier == pytest.approx(fixed.noise_multiplier, rel=2e-3)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "balls-in-bins", "cyclic-poisson"])
+def test_stopping_early_costs_less_and_never_more(sampling):
+    participation = cn.Participation(100, 10, 10)
+    m = cn.mechanisms.bsr(cn.workloads.prefix_sum(100), 4)
+    options = {"samples": 20_000} if sampling == "balls-in-bins" else {}
+    c = cn.calibrate(m, participation, epsilon=4, delta=1e-5, sampling=sampling, **options)
+    spent = [cn.epsilon_of(c, t, **options) for t in (0, 1, 5, 10, 37, 60, 99, 100)]
+    assert spent[0] == 0
+    assert spent[-1] == c.epsilon
+    assert all(later >= earlier * 0.99 for earlier, later in itertools.pairwise(spent))
+    assert max(spent) <= c.epsilon
+    assert spent[4] < 0.8 * c.epsilon
+    with pytest.raises(ValueError, match=r"steps_taken must be in \[0, 100\], got 101"):
+        cn.epsilon_of(c, 101)
+
+
+def test_stopping_early_with_fixed_batches_is_the_shorter_run():
+    participation = cn.Participation(100, 10, 10)
+    c = cn.calibrate(
+        cn.mechanisms.bisr(cn.workloads.prefix_sum(100), 5), participation, epsilon=4, delta=1e-5
+    )
+    shorter = cn.mechanisms.bisr(cn.workloads.prefix_sum(42), 5)
+    expected = cn.account(
+        shorter, cn.Participation(42, 10, 5), noise_multiplier=c.noise_multiplier, delta=1e-5
+    )
+    assert cn.epsilon_of(c, 42) == pytest.approx(expected.epsilon)
+
+
+def test_what_the_result_says():
+    c = cn.calibrate(MECHANISMS["bisr"], CIFAR, epsilon=9, delta=1e-5)
+    data = json.loads(c.to_json())
+    assert data["unit"] == "example"
+    assert data["neighbours"] == "add or remove one example"
+    assert data["sampling"] == "fixed"
+    assert data["kind"] == "exact"
+    assert data["noise_multiplier"] == c.noise_multiplier
+    assert "exact" in repr(c)
+    expected = c.noise_multiplier * np.linalg.norm(
+        np.sqrt(np.arange(980, 0, -1) / 980) * MECHANISMS["bisr"].decoder_coef
+    )
+    assert c.rmse() == pytest.approx(expected)
+    event = poisson.event(MECHANISMS["dp_sgd"], CIFAR, 1.0)
+    assert isinstance(event, dp_accounting.SelfComposedDpEvent)
+
+
+def test_unproven_sensitivity_makes_a_bound_not_an_exact_value():
+    participation = cn.Participation(12, 3, 4)
+    series = Rational.of(denominator=[[1.0, 0.2, -0.5, 0.1, 0.6, -0.3, 0.4]])
+    m = cn.mechanisms.Mechanism("wild", cn.workloads.prefix_sum(12), series)
+    assert not m.sensitivity(participation).exact
+    assert cn.calibrate(m, participation, epsilon=1, delta=1e-5).kind == "bound"
+
+
+NEGATIVE = cn.mechanisms.Mechanism(
+    "negative",
+    cn.workloads.prefix_sum(8),
+    cn.mechanisms.bisr(cn.workloads.prefix_sum(8), 2).noising.reciprocal,
+)
+SHORT = cn.Participation(8, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: cn.calibrate(NEGATIVE, SHORT, epsilon=1, delta=1e-5, sampling="balls-in-bins"),
+            "negative entries.*valid here: fixed",
+        ),
+        (
+            lambda: cn.calibrate(
+                MECHANISMS["bisr"], CIFAR, epsilon=1, delta=1e-5, sampling="poisson"
+            ),
+            "correlates the noise.*valid here: fixed, balls-in-bins",
+        ),
+        (
+            lambda: cn.calibrate(
+                MECHANISMS["bisr"], CIFAR, epsilon=1, delta=1e-5, sampling="cyclic-poisson"
+            ),
+            "980 bands, more than min_sep=98",
+        ),
+        (
+            lambda: cn.calibrate(
+                MECHANISMS["bsr"],
+                cn.Participation(980, 98, 3),
+                epsilon=1,
+                delta=1e-5,
+                sampling="balls-in-bins",
+            ),
+            "every bin is used 10 times in 980 steps, but max_participations is 3",
+        ),
+        (
+            lambda: cn.calibrate(
+                MECHANISMS["bsr"], CIFAR, epsilon=1, delta=1e-5, sampling="shuffle"
+            ),
+            "sampling must be one of",
+        ),
+        (lambda: cn.calibrate(MECHANISMS["bsr"], CIFAR, epsilon=0, delta=1e-5), "epsilon must be"),
+        (
+            lambda: cn.calibrate(MECHANISMS["bsr"], CIFAR, epsilon=math.nan, delta=1e-5),
+            "epsilon must be",
+        ),
+        (lambda: cn.calibrate(MECHANISMS["bsr"], CIFAR, epsilon=1, delta=0), "delta must be"),
+        (lambda: cn.calibrate(MECHANISMS["bsr"], CIFAR, epsilon=1, delta=1), "delta must be"),
+        (
+            lambda: cn.account(MECHANISMS["bsr"], CIFAR, noise_multiplier=math.inf, delta=1e-5),
+            "noise_multiplier must be",
+        ),
+        (
+            lambda: cn.account(MECHANISMS["bsr"], CIFAR, noise_multiplier=0, delta=1e-5),
+            "noise_multiplier must be",
+        ),
+        (
+            lambda: cn.calibrate(
+                MECHANISMS["bsr"], CIFAR, epsilon=1, delta=1e-5, failure_probability=0
+            ),
+            "failure_probability must be",
+        ),
+        (
+            lambda: cn.calibrate(MECHANISMS["bsr"], CIFAR, epsilon=1, delta=1e-5, samples=10),
+            "samples must be at least 1000",
+        ),
+        (
+            lambda: cn.calibrate(
+                MECHANISMS["bsr"], cn.Participation(900, 98, 2), epsilon=1, delta=1e-5
+            ),
+            "participation.num_steps",
+        ),
+    ],
+)
+def test_refusals(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

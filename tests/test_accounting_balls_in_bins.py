@@ -7,12 +7,13 @@ from PLD_accounting import gaussian_allocation_epsilon_range
 
 from corrnoise import mechanisms, workloads
 from corrnoise.accounting import balls_in_bins, gaussian, renyi
+from corrnoise.accounting import bins as bins_module
 
 ETA = 1e-9
 
 
 def bins_of(coef, b):
-    return balls_in_bins.toeplitz_bins(np.asarray(coef, dtype=float), b)
+    return bins_module.toeplitz_bins(np.asarray(coef, dtype=float), b)
 
 
 def sampled(bins, sigma, epsilon, direction="remove", samples=100_000, seed=7, eta=ETA):
@@ -36,29 +37,40 @@ def integrated(gram, sigma, epsilon, direction):
 
 
 @pytest.mark.parametrize(("n", "b"), [(12, 4), (11, 4), (3, 5), (7, 7), (9, 1)])
-def test_gram_matrix_and_the_draws_for_many_bins(n, b):
+def test_gram_matrix_and_draws(n, b):
     coef = np.random.default_rng(0).uniform(0.1, 1, n)
     C = oracles.matrix(coef)
     means = np.array([C[:, j::b].sum(axis=1) for j in range(b)])
-    truth = means @ means.T
-    average = means.mean(axis=0)
-    small = bins_of(coef, b)
-    np.testing.assert_allclose(small.gram, truth, atol=1e-12)
-    np.testing.assert_allclose(balls_in_bins.matrix_bins(C, b).gram, truth, atol=1e-12)
-    first = np.cumsum(np.pad(coef, (0, -n % b)).reshape(-1, b), axis=0).reshape(-1)[:n]
-    long = balls_in_bins.LongBins(first, b)
-    chosen = np.array([0, b - 1, b // 2])
-    for bins in (small, long):
+    truth, average = means @ means.T, means.mean(axis=0)
+    for bins in (bins_of(coef, b), bins_module.matrix_bins(C, b)):
+        np.testing.assert_allclose(bins.gram, truth, atol=1e-12)
         np.testing.assert_allclose(bins.squares, np.diag(truth), atol=1e-12)
+        assert bins.longest == pytest.approx(np.sqrt(np.diag(truth).max()))
         assert bins.mean_square == pytest.approx(average @ average)
         np.testing.assert_allclose(bins.inner_with_mean, means @ average, atol=1e-12)
-        np.testing.assert_allclose(bins.inner_with(chosen), truth[chosen], atol=1e-12)
         lags = [max(truth[j, j + lag] for j in range(b - lag)) for lag in range(b)]
-        assert np.all(bins.by_lag >= np.array(lags) - 1e-12)
+        np.testing.assert_allclose(bins.by_lag, lags, atol=1e-12)
         draws = bins.draw(np.random.default_rng(1), 200_000)
         # Six standard deviations of each covariance: false alarm below 1e-7 in all.
         spread = np.sqrt((truth**2 + np.outer(np.diag(truth), np.diag(truth))) / 200_000)
         assert np.all(np.abs(draws.T @ draws / 200_000 - truth) <= 6 * spread + 1e-12)
+
+
+@pytest.mark.parametrize(("n", "b", "most"), [(60, 20, 7), (61, 20, 5), (50, 50, 10), (10, 30, 4)])
+def test_thinned_bins_are_every_wth_and_cost_no_less(monkeypatch, n, b, most):
+    coef = mechanisms.bisr(workloads.prefix_sum(n), 4).strategy_coef
+    C = oracles.matrix(coef)
+    whole = bins_of(coef, b)
+    monkeypatch.setattr(bins_module, "_MOST", most)
+    thin = bins_of(coef, b)
+    stride = -(-b // most)
+    means = np.array([C[:, j::b].sum(axis=1) for j in range(0, b, stride)])
+    np.testing.assert_allclose(thin.gram, means @ means.T, atol=1e-12)
+    assert thin.num_bins <= most
+    for direction in ("remove", "add"):
+        few, all_of_them = (sampled(x, 2.5, 1.0, direction) for x in (thin, whole))
+        slack = 6 * math.hypot(few.standard_error, all_of_them.standard_error)
+        assert few.mean >= all_of_them.mean - slack
 
 
 def test_one_bin_is_the_gaussian_mechanism():
@@ -78,12 +90,12 @@ def test_one_bin_is_the_gaussian_mechanism():
 def test_two_bins_agree_with_numerical_integration(correlation, sigma, epsilon, direction):
     gram = np.array([[1.2, correlation], [correlation, 1.0]])
     truth = integrated(gram, sigma, epsilon, direction)
-    found = sampled(balls_in_bins.GramBins(gram), sigma, epsilon, direction, samples=200_000)
+    found = sampled(bins_module.Bins(gram), sigma, epsilon, direction, samples=200_000)
     assert abs(found.mean - truth) <= 6 * found.standard_error + 1e-7 * truth
     assert found.upper >= truth
     if direction == "add":
-        assert balls_in_bins.add_bound(balls_in_bins.GramBins(gram), sigma, epsilon) >= truth
-    assert renyi.delta_bound(balls_in_bins.GramBins(gram), sigma, epsilon) >= truth * (1 - 1e-9)
+        assert balls_in_bins.add_bound(bins_module.Bins(gram), sigma, epsilon) >= truth
+    assert renyi.delta_bound(bins_module.Bins(gram), sigma, epsilon) >= truth * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("folds", [1, 2, 3])
@@ -135,7 +147,7 @@ def test_certificate_covers_the_truth():
     """At η = 1e-3 the upper value must cover in at least 999 of 1000 repetitions."""
     gram = np.array([[1.0, 0.4], [0.4, 1.0]])
     truth = integrated(gram, 0.8, 2.0, "remove")
-    bins = balls_in_bins.GramBins(gram)
+    bins = bins_module.Bins(gram)
     covered = sum(
         sampled(bins, 0.8, 2.0, samples=2_000, seed=seed, eta=1e-3).upper >= truth
         for seed in range(1000)
@@ -159,20 +171,6 @@ def test_draws_depend_on_the_seed_alone(monkeypatch):
     monkeypatch.setattr(balls_in_bins.os, "cpu_count", lambda: 7)
     assert sampled(bins, 4.0, 3.0) == once
     assert sampled(bins, 4.0, 3.0, seed=8).mean != once.mean
-
-
-def test_many_bins_agree_with_few(monkeypatch):
-    coef = mechanisms.bisr(workloads.prefix_sum(120), 4).strategy_coef
-    few = sampled(bins_of(coef, 30), 3.0, 2.0, samples=200_000)
-    monkeypatch.setattr(balls_in_bins, "_MOST_FACTORED", 10)
-    bins = bins_of(coef, 30)
-    assert bins.gram is None
-    for direction in ("remove", "add"):
-        many = sampled(bins, 3.0, 2.0, direction, samples=50_000)
-        if direction == "remove":
-            error = math.hypot(few.standard_error, many.standard_error)
-            assert abs(few.mean - many.mean) <= 6 * error
-        assert many.upper > many.mean > 0
 
 
 def test_progress_is_reported():

@@ -45,20 +45,17 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise import toeplitz
+from corrnoise.accounting.bins import Bins, Indices
 
 Array = npt.NDArray[np.float64]
-Indices = npt.NDArray[np.int64]
 Direction = Literal["remove", "add"]
 Progress = Callable[[int, int], None]
 
-# Up to this many bins the Gram matrix is factored; beyond, each draw is a correlation by FFT.
-_MOST_FACTORED = 2048
 # Up to this many bins triples of them are weighed: b³ operations.
 _MOST_TRIPLES = 400
 # Floats in flight per thread.
@@ -93,121 +90,6 @@ class Estimate:
         log_term = math.log(2.0 / self.failure_probability)
         deviation = self.standard_error * math.sqrt(2.0 * log_term * self.samples / samples)
         return self.mean + deviation + 7.0 * self.largest * log_term / (3.0 * (samples - 1))
-
-
-class Bins(Protocol):
-    """The means m_j, through their inner products only.
-
-    Attributes:
-        num_bins: b.
-        squares: ‖m_j‖² for every j.
-        by_lag: the largest ⟨m_j, m_{j+l}⟩ over j, for every l.
-        gram: all the inner products, b×b, or ``None`` where b is too large for that.
-        mean_square: ‖m̄‖² of the average m̄ of the m_j.
-        inner_with_mean: ⟨m_j, m̄⟩ for every j.
-        width: floats that one draw takes.
-    """
-
-    num_bins: int
-    squares: Array
-    by_lag: Array
-    gram: Array | None
-    mean_square: float
-    inner_with_mean: Array
-    width: int
-
-    def inner_with(self, chosen: Indices) -> Array:
-        """⟨m_j, m_l⟩ for the chosen j and every l: shape (len(chosen), b)."""
-        ...
-
-    def draw(self, generator: np.random.Generator, count: int) -> Array:
-        """⟨m_l, z⟩ for every l, z standard normal: shape (count, b)."""
-        ...
-
-
-class GramBins:
-    """Bins whose Gram matrix fits: a draw is one product with its square root."""
-
-    def __init__(self, gram: Array) -> None:
-        self.gram: Array | None = gram
-        self._gram = gram
-        self.num_bins = self.width = len(gram)
-        self.squares = np.diag(gram).copy()
-        self.by_lag = np.array([np.max(np.diag(gram, lag)) for lag in range(len(gram))])
-        self.mean_square = float(np.mean(gram))
-        self.inner_with_mean = np.mean(gram, axis=1)
-        values, vectors = np.linalg.eigh(gram)
-        self._root = (vectors * np.sqrt(np.maximum(values, 0.0))).T
-
-    def inner_with(self, chosen: Indices) -> Array:
-        """See ``Bins``."""
-        return self._gram[chosen]
-
-    def draw(self, generator: np.random.Generator, count: int) -> Array:
-        """See ``Bins``."""
-        return generator.standard_normal((count, self.num_bins)) @ self._root
-
-
-class LongBins:
-    """Bins of a Toeplitz C, too many for a Gram matrix: a draw is one correlation by FFT.
-
-    m_j is s = C(1 + x^b + x^{2b} + …) delayed by j and cut at n.
-    """
-
-    def __init__(self, first: Array, num_bins: int) -> None:
-        self._first = first  # m_0, that is, s
-        self.num_bins, self.width = num_bins, 4 * first.size
-        self.gram: Array | None = None
-        reach = min(num_bins, first.size)
-        self.squares = np.zeros(num_bins)
-        self.squares[:reach] = np.cumsum(first**2)[::-1][:reach]
-        # ⟨m_j, m_{j+l}⟩ has fewer of the terms of ⟨m_0, m_l⟩, all of them non-negative.
-        self.by_lag = _fitted(toeplitz.lag_products(first, first, reach), num_bins)
-        total = np.concatenate([[0.0], np.cumsum(first)])
-        ends = np.arange(1, first.size + 1)
-        average = (total[ends] - total[np.maximum(ends - num_bins, 0)]) / num_bins
-        self.mean_square = toeplitz.dot(average, average)
-        self.inner_with_mean = _fitted(toeplitz.lag_products(average, first, reach), num_bins)
-
-    def inner_with(self, chosen: Indices) -> Array:
-        """See ``Bins``."""
-        delayed = np.zeros((chosen.size, self._first.size))
-        for row, j in zip(delayed, chosen, strict=True):
-            row[j:] = self._first[: max(row.size - int(j), 0)]
-        return self._correlate(delayed)
-
-    def draw(self, generator: np.random.Generator, count: int) -> Array:
-        """See ``Bins``."""
-        return self._correlate(generator.standard_normal((count, self._first.size)))
-
-    def _correlate(self, rows: Array) -> Array:
-        size = toeplitz.fast_length(self._first.size + max(self._first.size, self.num_bins))
-        spectrum = np.conj(np.fft.rfft(self._first, size))
-        products = np.fft.irfft(np.fft.rfft(rows, size, axis=1) * spectrum, size, axis=1)
-        return products[:, : self.num_bins]
-
-
-def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:
-    """The bins of a Toeplitz strategy with non-negative coefficients; len(strategy_coef) steps."""
-    n, b = strategy_coef.size, num_bins
-    rows = -(-n // b)
-    first = np.cumsum(_fitted(strategy_coef, rows * b).reshape(rows, b), axis=0).reshape(-1)[:n]
-    if b > _MOST_FACTORED:
-        return LongBins(first, b)
-    # ⟨m_j, m_l⟩ = Σ_{u<n-l} s_u s_{u+l-j}: each row is the one above, delayed, less its last term.
-    reach = min(b, n)
-    last = _fitted(first[::-1][:reach], b)
-    gram = np.zeros((b, b))
-    gram[0] = _fitted(toeplitz.lag_products(first, first, reach), b)
-    for j in range(1, b):
-        gram[j, j:] = gram[j - 1, j - 1 : -1] - last[j - 1] * last[j - 1 : -1]
-    return GramBins(gram + np.triu(gram, 1).T)
-
-
-def matrix_bins(strategy: Array, num_bins: int) -> Bins:
-    """The bins of any non-negative n×n strategy."""
-    means = np.stack([np.sum(strategy[:, j::num_bins], axis=1) for j in range(num_bins)])
-    return GramBins(means @ means.T)
 
 
 def estimate(
@@ -268,7 +150,7 @@ def _tilt_remove(bins: Bins, sigma: float, epsilon: float) -> _Tilt:
     def values(generator: np.random.Generator, noise: Array) -> Array:
         x = noise / sigma
         for chosen in tuples.draw(generator, noise.shape[0]):
-            x += bins.inner_with(chosen) * (theta / sigma**2)
+            x += bins.gram[chosen] * (theta / sigma**2)
         x -= d / 2.0
         top = np.max(x, axis=1, keepdims=True)
         x -= top
@@ -282,8 +164,6 @@ def _tilt_remove(bins: Bins, sigma: float, epsilon: float) -> _Tilt:
 
 
 def _folds(bins: Bins) -> tuple[int, ...]:
-    if bins.gram is None:
-        return (1,)
     return (1, 2, 3) if bins.num_bins <= _MOST_TRIPLES else (1, 2)
 
 
@@ -308,7 +188,7 @@ class _Tuples:
         self.theta, self.folds = theta, folds
         d, b = bins.squares / sigma**2, bins.num_bins
         single = (theta * theta - theta) * d / 2.0
-        if folds == 1 or bins.gram is None:
+        if folds == 1:
             log_sum = _log_sum_exp(single)
             self.first = np.cumsum(np.exp(single - log_sum))
         else:
@@ -383,7 +263,7 @@ def _in_blocks(
     seed: tuple[int, ...],
 ) -> Iterator[tuple[int, float, float]]:
     """Counts, sums and sums of squares of the integrand, block by block, on all cores."""
-    size = max(1, min(samples, _BLOCK // bins.width))
+    size = max(1, min(samples, _BLOCK // bins.num_bins))
     counts = [min(size, samples - start) for start in range(0, samples, size)]
 
     def block(index: int) -> tuple[int, float, float]:
@@ -398,7 +278,3 @@ def _in_blocks(
 def _log_sum_exp(x: Array) -> float:
     top = float(np.max(x))
     return top + math.log(float(np.sum(np.exp(x - top))))
-
-
-def _fitted(x: Array, size: int) -> Array:
-    return np.concatenate([x, np.zeros(size - x.size)])

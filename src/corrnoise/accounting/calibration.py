@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -12,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise import checks
-from corrnoise.accounting import balls_in_bins, gaussian, poisson, renyi
-from corrnoise.accounting.balls_in_bins import Bins, Estimate, Progress
+from corrnoise.accounting import gaussian, poisson, renyi
+from corrnoise.accounting.balls_in_bins import Estimate, Progress
+from corrnoise.accounting.bins import Bins, matrix_bins, toeplitz_bins
+from corrnoise.accounting.certificate import SEARCH_TOLERANCE, Draws, Search, bisect
 from corrnoise.mechanisms import DenseMechanism, Mechanism
 from corrnoise.participation import Participation
 
@@ -23,9 +23,6 @@ Sampling = Literal["fixed", "balls-in-bins", "poisson", "cyclic-poisson"]
 SAMPLINGS: tuple[Sampling, ...] = ("fixed", "balls-in-bins", "poisson", "cyclic-poisson")
 # A coefficient this far below 0 is the rounding of an FFT, not a sign.
 _ROUNDING = 1e-12
-# How much room a search leaves for its confirmation on fresh draws, relative to noise or ε.
-_ROOM = 2e-4
-_MOST_ATTEMPTS = 30
 
 
 @dataclass(frozen=True)
@@ -102,16 +99,6 @@ class Calibration:
         )
 
 
-@dataclass(frozen=True)
-class _Draws:
-    """How many draws to take, from which seed, at which failure probability."""
-
-    samples: int | None
-    seed: int
-    failure_probability: float
-    progress: Progress | None
-
-
 def calibrate(
     mechanism: Mechanism | DenseMechanism,
     participation: Participation,
@@ -146,7 +133,7 @@ def calibrate(
     """
     epsilon = checks.number("epsilon", epsilon, 0.0, open_low=True)
     delta = checks.probability("delta", delta)
-    draws = _checked_draws(failure_probability, samples, seed, progress)
+    draws = Draws.checked(failure_probability, samples, seed, progress)
     require(mechanism, participation, sampling)
     if sampling == "balls-in-bins":
         return _calibrate_bins(mechanism, participation, epsilon, delta, draws)
@@ -167,7 +154,7 @@ def calibrate(
     low = high
     while excess(low) <= 0.0 and low > 1e-3 * high:
         low /= 2.0
-    noise = _bisect(lambda x: excess(x) <= 0.0, low, high, 1e-5)
+    noise = bisect(lambda x: excess(x) <= 0.0, low, high, 1e-5)
     return Calibration(mechanism, participation, sampling, noise, epsilon, delta, "bound")
 
 
@@ -193,7 +180,7 @@ def account(
     """
     sigma = checks.number("noise_multiplier", noise_multiplier, 0.0, open_low=True)
     delta = checks.probability("delta", delta)
-    draws = _checked_draws(failure_probability, samples, seed, progress)
+    draws = Draws.checked(failure_probability, samples, seed, progress)
     require(mechanism, participation, sampling)
     if sampling == "balls-in-bins":
         bins = _bins(mechanism, participation.min_sep)
@@ -226,7 +213,7 @@ def epsilon_of(plan: Any, steps_taken: int, **options: Any) -> float:
     mechanism = whole.mechanism.first(taken)
     failure = whole.failure_probability or 1e-9
     if whole.sampling == "balls-in-bins":
-        draws = _checked_draws(
+        draws = Draws.checked(
             failure, options.get("samples"), options.get("seed", 0), options.get("progress")
         )
         part = Participation(taken, min(b, taken), -(-taken // b))
@@ -291,15 +278,15 @@ def _calibrate_bins(
     participation: Participation,
     epsilon: float,
     delta: float,
-    draws: _Draws,
+    draws: Draws,
 ) -> Calibration:
     bins = _bins(mechanism, participation.min_sep)
-    most = _longest(bins) / gaussian.mu(epsilon, delta) * (1.0 + _ROUNDING)
-    search = _Search(bins, delta, draws)
+    most = bins.longest / gaussian.mu(epsilon, delta) * (1.0 + _ROUNDING)
+    search = Search(bins, delta, draws)
     low = most
     while search.promising(low, epsilon) and low > 1e-3 * most:
         low *= 0.8
-    start = _bisect(lambda x: search.promising(x, epsilon), low, most, _ROOM / 4)
+    start = bisect(lambda x: search.promising(x, epsilon), low, most, SEARCH_TOLERANCE)
     sigma, found = search.confirm(start, most, lambda sigma: (sigma, epsilon))
     return _certified(mechanism, participation, bins, sigma, epsilon, delta, draws, found)
 
@@ -310,11 +297,11 @@ def _account_bins(
     bins: Bins,
     sigma: float,
     delta: float,
-    draws: _Draws,
+    draws: Draws,
 ) -> Calibration:
-    most = gaussian.epsilon(delta, _longest(bins) / sigma)
-    search = _Search(bins, delta, draws)
-    start = _bisect(lambda x: search.promising(sigma, x), 0.0, most, _ROOM / 4)
+    most = gaussian.epsilon(delta, bins.longest / sigma)
+    search = Search(bins, delta, draws)
+    start = bisect(lambda x: search.promising(sigma, x), 0.0, most, SEARCH_TOLERANCE)
     epsilon, found = search.confirm(start, most, lambda epsilon: (sigma, epsilon))
     return _certified(mechanism, participation, bins, sigma, epsilon, delta, draws, found)
 
@@ -326,11 +313,11 @@ def _certified(
     sigma: float,
     epsilon: float,
     delta: float,
-    draws: _Draws,
+    draws: Draws,
     found: Estimate | None,
 ) -> Calibration:
-    plain = gaussian.epsilon(delta, _longest(bins) / sigma)
-    surely = _bisect(lambda x: renyi.delta_bound(bins, sigma, x) <= delta, 0.0, plain, 1e-4)
+    plain = gaussian.epsilon(delta, bins.longest / sigma)
+    surely = bisect(lambda x: renyi.delta_bound(bins, sigma, x) <= delta, 0.0, plain, 1e-4)
     kind: Literal["exact", "bound", "certified"] = "certified" if found else "bound"
     if bins.num_bins == 1:
         kind = "exact"
@@ -348,108 +335,7 @@ def _certified(
     )
 
 
-class _Search:
-    """Looks for a promising point with few draws, and confirms it on fresh ones.
-
-    A search on the draws that certify it would void the certificate, so it has draws of its own.
-    The confirmations share the failure probability: half of it for the first, a quarter for the
-    second, and so on, and each direction has half of that.
-    """
-
-    def __init__(self, bins: Bins, delta: float, draws: _Draws) -> None:
-        self.bins, self.delta, self.draws = bins, delta, draws
-        self.samples = draws.samples or max(20_000, min(500_000, 50_000_000 // bins.width))
-        self.few = max(1_000, self.samples // 10)
-
-    def promising(self, sigma: float, epsilon: float) -> bool:
-        """Whether the full number of draws would certify δ here, as far as a few can tell."""
-        if self.bins.num_bins == 1:
-            return False
-        for direction in ("remove", "add"):
-            if direction == "add" and self._add_is_small(sigma, epsilon):
-                continue
-            found = balls_in_bins.estimate(
-                self.bins,
-                sigma,
-                epsilon,
-                direction,
-                samples=self.few,
-                failure_probability=self.draws.failure_probability / 4.0,
-                seed=(self.draws.seed, 0),
-            )
-            if found.upper_with(self.samples) > self.delta:
-                return False
-        return True
-
-    def confirm(
-        self, start: float, most: float, point: Callable[[float], tuple[float, float]]
-    ) -> tuple[float, Estimate | None]:
-        """The first value from ``start`` upward that fresh draws certify.
-
-        ``point`` turns a value into (noise, ε). ``most`` needs no certificate: there even the
-        unamplified Gaussian is private.
-        """
-        value = start
-        for attempt in range(1, _MOST_ATTEMPTS):
-            value *= 1.0 + attempt * _ROOM
-            if value >= most:
-                break
-            found = self._certificate(*point(value), attempt)
-            if found.upper <= self.delta:
-                return value, found
-        return most, None
-
-    def _certificate(self, sigma: float, epsilon: float, attempt: int) -> Estimate:
-        """The larger of the two directions."""
-        worst: Estimate | None = None
-        for direction in ("remove", "add"):
-            if direction == "add" and self._add_is_small(sigma, epsilon):
-                continue
-            found = balls_in_bins.estimate(
-                self.bins,
-                sigma,
-                epsilon,
-                direction,
-                samples=self.samples,
-                failure_probability=self.draws.failure_probability / 2.0 ** (attempt + 1),
-                seed=(self.draws.seed, attempt, int(direction == "add")),
-                progress=self.draws.progress,
-            )
-            worst = found if worst is None or found.upper > worst.upper else worst
-        assert worst is not None
-        return worst
-
-    def _add_is_small(self, sigma: float, epsilon: float) -> bool:
-        return balls_in_bins.add_bound(self.bins, sigma, epsilon) <= self.delta
-
-
 def _bins(mechanism: Mechanism | DenseMechanism, num_bins: int) -> Bins:
     if isinstance(mechanism, DenseMechanism):
-        return balls_in_bins.matrix_bins(np.maximum(mechanism.strategy, 0.0), num_bins)
-    return balls_in_bins.toeplitz_bins(np.maximum(mechanism.strategy_coef, 0.0), num_bins)
-
-
-def _longest(bins: Bins) -> float:
-    return math.sqrt(float(np.max(bins.squares)))
-
-
-def _bisect(private: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """The private end of a bracket of this relative width; ``high`` is private."""
-    while high - low > tolerance * high:
-        middle = (low + high) / 2.0
-        if private(middle):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _checked_draws(
-    failure_probability: float, samples: int | None, seed: int, progress: Progress | None
-) -> _Draws:
-    return _Draws(
-        None if samples is None else checks.integer("samples", samples, 1_000),
-        checks.integer("seed", seed, 0),
-        checks.probability("failure_probability", failure_probability),
-        progress,
-    )
+        return matrix_bins(np.maximum(mechanism.strategy, 0.0), num_bins)
+    return toeplitz_bins(np.maximum(mechanism.strategy_coef, 0.0), num_bins)

@@ -36,7 +36,8 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise.accounting import gaussian
-from corrnoise.accounting.balls_in_bins import Bins, add_bound
+from corrnoise.accounting.balls_in_bins import add_bound
+from corrnoise.accounting.bins import Bins
 
 Array = npt.NDArray[np.float64]
 
@@ -49,7 +50,7 @@ _LARGEST_EXPONENT = 100.0
 
 def delta_bound(bins: Bins, sigma: float, epsilon: float) -> float:
     """An upper bound of δ(ε), both directions, with no sampling. O(b·α²) or less."""
-    plain = gaussian.delta(epsilon, math.sqrt(float(np.max(bins.squares))) / sigma)
+    plain = gaussian.delta(epsilon, bins.longest / sigma)
     remove = min(plain, _exact_orders(bins, sigma, epsilon), _all_orders(bins, sigma, epsilon))
     add = min(plain, add_bound(bins, sigma, epsilon))
     return max(remove, add)
@@ -58,8 +59,6 @@ def delta_bound(bins: Bins, sigma: float, epsilon: float) -> float:
 def _exact_orders(bins: Bins, sigma: float, epsilon: float) -> float:
     """From the exact moments of orders 1, 2, and as far as 4, chords between them."""
     b = bins.num_bins
-    if bins.gram is None:
-        return 1.0
     exponent = bins.gram / sigma**2
     scale = float(np.max(exponent))
     if scale > _LARGEST_EXPONENT:

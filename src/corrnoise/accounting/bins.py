@@ -1,0 +1,85 @@
+"""The means m_j = Σ_i C[:, j+ib] of balls-in-bins, through their inner products alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise import toeplitz
+
+Array = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
+
+# More bins than this are thinned out (see ``toeplitz_bins``).
+_MOST = 1000
+
+
+class Bins:
+    """b means with a known Gram matrix.
+
+    Attributes:
+        gram: ⟨m_j, m_l⟩, b×b.
+        num_bins: b.
+        squares: ‖m_j‖² for every j.
+        by_lag: the largest ⟨m_j, m_{j+l}⟩ over j, for every l.
+        mean_square: ‖m̄‖² of the average m̄ of the m_j.
+        inner_with_mean: ⟨m_j, m̄⟩ for every j.
+    """
+
+    def __init__(self, gram: Array) -> None:
+        self.gram = gram
+        self.num_bins = len(gram)
+        self.squares = np.diag(gram).copy()
+        self.by_lag = np.array([np.max(np.diag(gram, lag)) for lag in range(len(gram))])
+        self.mean_square = float(np.mean(gram))
+        self.inner_with_mean = np.mean(gram, axis=1)
+        values, vectors = np.linalg.eigh(gram)
+        self._root = (vectors * np.sqrt(np.maximum(values, 0.0))).T
+
+    @property
+    def longest(self) -> float:
+        """Max ‖m_j‖: the sensitivity without amplification."""
+        return math.sqrt(float(np.max(self.squares)))
+
+    def draw(self, generator: np.random.Generator, count: int) -> Array:
+        """⟨m_l, z⟩ for every l, z standard normal: shape (count, b)."""
+        return generator.standard_normal((count, self.num_bins)) @ self._root
+
+
+def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:
+    r"""The bins of a Toeplitz strategy with non-negative coefficients, one for each step.
+
+    m_0 = C(1 + x^b + x^{2b} + …) =: s, and m_j is s delayed by j and cut at n, so
+    ⟨m_j, m_l⟩ = Σ_{u<n-l} s_u s_{u+l-j} for j ≤ l: O(n log n + b²), and no n×b matrix.
+
+    More than 1000 bins are thinned out to every w-th: P is the average over r of the mixtures P_r
+    of the bins r, r+w, r+2w, …; divergences are jointly convex; and (P_r, Q) is (P_0, Q) with r
+    coordinates dropped and as many of pure noise put in front. So δ(P, Q) ≤ δ(P_0, Q), and (Q, P)
+    likewise: what is computed from the bins 0, w, 2w, … stays an upper bound.
+    """
+    n, b = strategy_coef.size, num_bins
+    rows = -(-n // b)
+    s = np.cumsum(_fitted(strategy_coef, rows * b).reshape(rows, b), axis=0).reshape(-1)[:n]
+    stride = -(-b // _MOST)
+    lags = np.arange(0, b, stride)
+    first = _fitted(toeplitz.lag_products(s, s, min(b, n)), b)[lags]
+    # Each row is the one above, delayed, less the terms that fall off the end.
+    ends = _fitted(s[::-1], max(b + stride, n))
+    lost = np.stack([ends[lags + i] for i in range(stride)])  # lost[i, j] = s_{n-1-jw-i}
+    gram = np.zeros((lags.size, lags.size))
+    gram[0] = first
+    for j in range(1, lags.size):
+        gram[j, j:] = gram[j - 1, j - 1 : -1] - lost[:, j - 1] @ lost[:, j - 1 : -1]
+    return Bins(gram + np.triu(gram, 1).T)
+
+
+def matrix_bins(strategy: Array, num_bins: int) -> Bins:
+    """The bins of any non-negative n×n strategy."""
+    means = np.stack([np.sum(strategy[:, j::num_bins], axis=1) for j in range(num_bins)])
+    return Bins(means @ means.T)
+
+
+def _fitted(x: Array, size: int) -> Array:
+    return np.concatenate([x, np.zeros(size - x.size)])

@@ -34,6 +34,7 @@ table: $(READY)  ## the error of every mechanism, as printed in the README
 	$(BIN)/python benchmarks/rmse_table.py
 
 bench: $(READY)  ## time and error beside jax-privacy, in an environment of its own under build/
+	$(BIN)/python benchmarks/accountant.py
 	$(BIN)/python benchmarks/run.py
 
 clean:

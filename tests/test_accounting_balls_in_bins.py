@@ -6,7 +6,7 @@ import pytest
 from PLD_accounting import gaussian_allocation_epsilon_range
 
 from corrnoise import mechanisms, workloads
-from corrnoise.accounting import balls_in_bins, gaussian, renyi
+from corrnoise.accounting import balls_in_bins, gaussian, progress, renyi
 from corrnoise.accounting import bins as bins_module
 
 ETA = 1e-9
@@ -188,6 +188,17 @@ def test_progress_is_reported():
     )
     assert len(seen) > 1
     assert seen[-1] == (3_000_000, 3_000_000)
+
+
+def test_bar_on_a_terminal_and_silence_elsewhere(monkeypatch, capsys):
+    progress.bar(1, 2)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    progress.bar(1, 2)
+    progress.bar(2, 2)
+    shown = capsys.readouterr().err
+    assert "50 %" in shown
+    assert shown.endswith("100 %\n")
 
 
 @pytest.mark.parametrize("order", [2, 3, 4])

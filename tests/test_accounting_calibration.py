@@ -166,8 +166,31 @@ def test_what_the_result_says():
         np.sqrt(np.arange(980, 0, -1) / 980) * MECHANISMS["bisr"].decoder_coef
     )
     assert c.rmse() == pytest.approx(expected)
-    event = poisson.event(MECHANISMS["dp_sgd"], CIFAR, 1.0)
-    assert isinstance(event, dp_accounting.SelfComposedDpEvent)
+
+
+def test_composition_with_other_releases():
+    c = cn.calibrate(MECHANISMS["bisr"], CIFAR, epsilon=9, delta=1e-5)
+    assert gaussian.epsilon(1e-5, c.mu) == pytest.approx(9, rel=1e-9)
+    assert c.rho == pytest.approx(c.mu**2 / 2)
+    accountant = dp_accounting.pld.PLDAccountant().compose(c.event())
+    assert accountant.get_epsilon(1e-5) == pytest.approx(9, rel=1e-3)
+    participation = cn.Participation(200, 20, 10)
+    m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(200))
+    sampled = cn.account(m, participation, noise_multiplier=1.0, delta=1e-5, sampling="poisson")
+    assert sampled.event() == poisson.event(m, participation, 1.0)
+    for ask in (lambda: sampled.mu, lambda: sampled.rho):
+        with pytest.raises(ValueError, match="mu is defined for sampling='fixed'"):
+            ask()
+    bins = cn.account(
+        m,
+        participation,
+        noise_multiplier=4.0,
+        delta=1e-5,
+        sampling="balls-in-bins",
+        samples=10_000,
+    )
+    with pytest.raises(ValueError, match="no dp_accounting event"):
+        bins.event()
 
 
 def test_unproven_sensitivity_makes_a_bound_not_an_exact_value():

@@ -51,10 +51,10 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise.accounting.bins import Bins, Indices
+from corrnoise.accounting.progress import Progress
 
 Array = npt.NDArray[np.float64]
 Direction = Literal["remove", "add"]
-Progress = Callable[[int, int], None]
 
 # Up to this many bins triples of them are weighed: b³ operations.
 _MOST_TRIPLES = 400

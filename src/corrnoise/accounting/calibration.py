@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from corrnoise import checks
 from corrnoise.accounting import gaussian, poisson, renyi
-from corrnoise.accounting.balls_in_bins import Estimate, Progress
+from corrnoise.accounting.balls_in_bins import Estimate
 from corrnoise.accounting.bins import Bins, matrix_bins, toeplitz_bins
 from corrnoise.accounting.certificate import SEARCH_TOLERANCE, Draws, Search, bisect
+from corrnoise.accounting.progress import Progress
 from corrnoise.mechanisms import DenseMechanism, Mechanism
 from corrnoise.participation import Participation
 
@@ -63,6 +64,36 @@ class Calibration:
         """Whether ε and δ are the exact cost of this noise."""
         return self.kind == "exact"
 
+    @property
+    def mu(self) -> float:
+        """The μ of Gaussian DP, sensitivity/σ, which composes by adding squares. Fixed batches."""
+        if self.sampling != "fixed":
+            raise ValueError(
+                f"mu is defined for sampling='fixed', got {self.sampling!r}; an amplified run is "
+                "not a Gaussian mechanism"
+            )
+        return self.mechanism.sensitivity(self.participation).value / self.noise_multiplier
+
+    @property
+    def rho(self) -> float:
+        """The ρ = μ²/2 of zero-concentrated DP. Fixed batches."""
+        return gaussian.zcdp_rho(self.mu)
+
+    def event(self) -> Any:
+        """The run as a ``dp_accounting`` event, to compose with other releases."""
+        if self.sampling == "fixed":
+            import dp_accounting
+
+            return dp_accounting.GaussianDpEvent(1.0 / self.mu)
+        if self.sampling == "balls-in-bins":
+            raise ValueError(
+                "sampling='balls-in-bins' has no dp_accounting event; compose its (ε, δ), or use "
+                "the event of sampling='fixed' with the same noise, which is weaker but valid"
+            )
+        return poisson.event(
+            cast(Mechanism, self.mechanism), self.participation, self.noise_multiplier
+        )
+
     def rmse(self) -> float:
         """The error of the calibrated run, per unit of clip norm: σ·‖B‖_F/√n."""
         m, participation = self.mechanism, self.participation
@@ -109,7 +140,7 @@ def calibrate(
     failure_probability: float = 1e-9,
     samples: int | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Calibration:
     """The least noise with which a run is (ε, δ)-DP, never on the wrong side of the target.
 
@@ -123,7 +154,8 @@ def calibrate(
         failure_probability: for balls-in-bins, how likely the certificate may be wrong.
         samples: draws for the certificate; chosen from b by default.
         seed: of the draws; the same seed gives the same result.
-        progress: called with (draws done, draws in all) during the certificate.
+        progress: True for a bar on the terminal, or a function that is called with (draws done,
+            draws in all) during the certificate.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(980, 98, 10)
@@ -168,7 +200,7 @@ def account(
     failure_probability: float = 1e-9,
     samples: int | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Calibration:
     """The ε of a run with this noise at this δ: the inverse of ``calibrate``, same arguments.
 

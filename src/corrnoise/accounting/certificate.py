@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from corrnoise import checks
 from corrnoise.accounting import balls_in_bins
-from corrnoise.accounting.balls_in_bins import Estimate, Progress
+from corrnoise.accounting.balls_in_bins import Estimate
 from corrnoise.accounting.bins import Bins
+from corrnoise.accounting.progress import Progress, bar
 
 # How much room a search leaves for its confirmation, relative to noise or ε, and how fine it is.
 _ROOM = 2e-4
@@ -27,14 +28,17 @@ class Draws:
 
     @staticmethod
     def checked(
-        failure_probability: float, samples: int | None, seed: int, progress: Progress | None
+        failure_probability: float,
+        samples: int | None,
+        seed: int,
+        progress: Progress | bool | None,
     ) -> Draws:
         """The same, or a ``ValueError``."""
         return Draws(
             checks.probability("failure_probability", failure_probability),
             None if samples is None else checks.integer("samples", samples, 1_000),
             checks.integer("seed", seed, 0),
-            progress,
+            bar if progress is True else progress or None,
         )
 
 

@@ -1,6 +1,6 @@
 """Differentially private training with correlated noise: the same guarantee, far less error."""
 
-from corrnoise import bounds, mechanisms, workloads
+from corrnoise import bounds, mechanisms, noise, workloads
 from corrnoise.bounds import lower_bound
 from corrnoise.participation import Participation
 from corrnoise.sensitivity import Sensitivity
@@ -13,5 +13,6 @@ __all__ = [
     "bounds",
     "lower_bound",
     "mechanisms",
+    "noise",
     "workloads",
 ]

@@ -110,7 +110,7 @@ class Tally:
 
 
 def stream_checks(draws: int, key: Key, rounds: int = 20) -> list[Check]:
-    """z itself: moments to order 8, distribution, tails, correlations."""
+    """Z itself: moments to order 8, distribution, tails, correlations."""
     tally = Tally()
     stream, other = NoiseStream(key, 0, rounds), NoiseStream(key, 1, rounds)
     per_step = max(CHUNK, draws // STEPS)
@@ -167,10 +167,11 @@ def main() -> int:
     found = stream_checks(draws, key, parser.parse_args().rounds)
     found += lag_checks(max(1 << 18, draws // 500), key)
     for check in found:
+        verdict = "ok" if check.passed else "FAIL"
         share = (check.value - check.expected) / check.allowed
         print(
             f"{check.name:40s} {check.value:15.8g}  expected {check.expected:12.6g}"
-            f"  {share:+6.3f} of the allowed {check.allowed:9.3g}  {'ok' if check.passed else 'FAIL'}"
+            f"  {share:+6.3f} of the allowed {check.allowed:9.3g}  {verdict}"
         )
     failed = [check.name for check in found if not check.passed]
     print(

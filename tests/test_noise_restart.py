@@ -19,9 +19,8 @@ from corrnoise.noise import CorrelatedNoise, Key
 folder, steps, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 key = Key.load(os.path.join(folder, "..", "run.key"))
 workload = cn.workloads.prefix_sum(steps)
-poles = cn.mechanisms.Mechanism(
-    "poles", workload, cn.mechanisms.bsr(workload, 5).noising * cn.mechanisms.bisr(workload, 3).noising
-)
+series = cn.mechanisms.bsr(workload, 5).noising * cn.mechanisms.bisr(workload, 3).noising
+poles = cn.mechanisms.Mechanism("poles", workload, series)
 noises = [
     CorrelatedNoise(cn.mechanisms.bisr(workload, 4), key),
     CorrelatedNoise(cn.mechanisms.bisr(workload, 4), key, memory=2),

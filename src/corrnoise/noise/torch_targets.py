@@ -46,13 +46,13 @@ def check(grads: Sequence[torch.Tensor]) -> tuple[str, list[Any]]:
             raise ValueError(
                 f"grads[{k}] must be one of {names}, got {grad.dtype}; convert it to float32"
             )
-    flat = [grad.detach().view(-1) for grad in grads]
     if device.type == "cuda":
-        return str(device), flat
+        return str(device), list(grads)  # the kernels need addresses alone
     if device.type != "cpu":
         raise ValueError(f"grads must be on a CPU or CUDA device, got {device}; move them")
+    flat = [grad.detach().view(-1) for grad in grads]
     return "cpu", [
-        ArrayTarget(_array(tensor)) if tensor.dtype == torch.float32 else NarrowTarget(tensor)
+        ArrayTarget(tensor.numpy()) if tensor.dtype == torch.float32 else NarrowTarget(tensor)
         for tensor in flat
     ]
 
@@ -62,7 +62,3 @@ def state_tensor(vectors: Any) -> torch.Tensor:
     if isinstance(vectors, torch.Tensor):
         return vectors.detach().cpu().clone()
     return torch.from_numpy(np.array(vectors, dtype=np.float32))
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    return tensor.numpy()

@@ -1,6 +1,6 @@
 """Differentially private training with correlated noise: the same guarantee, far less error."""
 
-from corrnoise import accounting, bounds, mechanisms, workloads
+from corrnoise import accounting, bounds, mechanisms, noise, workloads
 from corrnoise.accounting import Calibration, account, calibrate, epsilon_of
 from corrnoise.bounds import lower_bound
 from corrnoise.participation import Participation
@@ -19,5 +19,6 @@ __all__ = [
     "epsilon_of",
     "lower_bound",
     "mechanisms",
+    "noise",
     "workloads",
 ]

@@ -1,0 +1,333 @@
+"""Correlated noise for any training loop: gradients in, gradients with (C⁻¹z)[step] out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise import checks, toeplitz
+from corrnoise.mechanisms import DenseMechanism, Mechanism
+from corrnoise.noise import scheme as _scheme
+from corrnoise.noise.cpu import CpuBackend, Layout, as_array
+from corrnoise.noise.filters import AnyMechanism, Filter
+from corrnoise.noise.key import Key
+from corrnoise.noise.normals import Normals
+from corrnoise.noise.stream import LARGEST_WORD, NoiseStream, check_slice
+from corrnoise.noise.targets import Targets, check_scale, check_targets
+
+_VERSION = 1
+_INTERRUPTED = (
+    "step must follow a finished one, but the last was interrupted and the state is damaged; "
+    "load a saved state or call seek"
+)
+
+
+class CorrelatedNoise:
+    r"""The noise (C⁻¹z)[step] of a mechanism, added to gradients in place.
+
+    Row i is Σ_t c_t·z[i - t] for the coefficients c of C⁻¹, where z is the ``NoiseStream`` of the
+    key. What is kept between steps is in ``scheme``: nothing for a banded C⁻¹ unless ``memory``
+    allows it, the recursion's state for any other.
+
+    Guarantees: the rows of one mechanism, key, stream and number of rounds are the same for every
+    scheme, every sharding and every restart, bit for bit on one machine where the scheme is the
+    same; against exact arithmetic the error is a few float32 units. Every check is made before
+    anything is changed.
+
+    Args:
+        mechanism: any of ``corrnoise.mechanisms``.
+        key: the secret; from the operating system if not given. Save it (``key.save``) if the run
+            may have to resume.
+        stream: an id below 2^32, to use one key for several parameter vectors.
+        memory: how many model-sized float32 vectors may be stored to save time; the fastest scheme
+            that fits is taken. A recursion needs its own state whatever ``memory`` says.
+        rounds: of ChaCha: 20, or 12 or 8 as in ``NoiseStream``.
+        threads: for gradients in main memory; all processors by default.
+
+    >>> import corrnoise as cn
+    >>> mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4)
+    >>> noise = CorrelatedNoise(mechanism, Key.from_bytes(bytes(32)))
+    >>> noise.scheme.kind, noise.scheme.draws_per_step, noise.scheme.bytes_per_parameter
+    ('regenerate', 4.0, 0)
+    >>> grads = [np.zeros((2, 3), np.float32), np.zeros(5, np.float32)]
+    >>> noise.add_(grads, step=7, scale=1.0)
+    >>> bool((grads[1] == noise.row(7, 6, 11)).all())
+    True
+    """
+
+    def __init__(
+        self,
+        mechanism: AnyMechanism,
+        key: Key | None = None,
+        stream: int = 0,
+        memory: float = 0,
+        rounds: int = 20,
+        *,
+        threads: int | None = None,
+    ) -> None:
+        if not isinstance(mechanism, (Mechanism, DenseMechanism)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f"mechanism must be a Mechanism, got {type(mechanism).__name__}; "
+                "use one of corrnoise.mechanisms"
+            )
+        checks.integer("num_steps", mechanism.num_steps, 1, LARGEST_WORD, "steps are 32-bit")
+        self.stream = NoiseStream(Key.generate() if key is None else key, stream, rounds)
+        self._filter = Filter.of(mechanism)
+        self._check_coefficients()
+        self.scheme = _scheme.choose(self._filter, memory, self.stream.rounds)
+        self._threads = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        ) or 1
+        if threads is not None:
+            self._threads = checks.integer("threads", threads, 1)
+        self._backends: dict[str, Any] = {}
+        self._forget(0)
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that the mechanism is planned for."""
+        return self._filter.num_steps
+
+    @property
+    def key(self) -> Key:
+        """The secret, to be saved apart from checkpoints."""
+        return self.stream.key
+
+    def add_(self, grads: Any, step: int, scale: float, offsets: list[int] | None = None) -> None:
+        """Add scale·(C⁻¹z)[step] in place to a list of tensors or arrays.
+
+        Args:
+            grads: torch tensors on one CPU or CUDA device (float32, bfloat16, float16), or NumPy
+                arrays (float32, float64); contiguous. Arithmetic is float32, rounded once.
+            step: in [0, num_steps). A recursion must be asked for one step after the other; to
+                start elsewhere load a state or call ``seek``.
+            scale: the standard deviation of z: noise multiplier times clip norm.
+            offsets: where each tensor begins in the flat parameter vector; one after the other by
+                default. A rank that holds a shard passes its own, and gets its slice of the noise.
+        """
+        step = self._check_step(step)
+        scale = check_scale(scale)
+        targets = check_targets(grads, offsets)
+        if self.scheme.kind == "regenerate":
+            weights = self._filter.weights(step)
+            self._backend(targets.device).add_weighted(
+                targets.items, targets.layout, step, weights, scale
+            )
+            return
+        if self.scheme.kind == "recursion":
+            self._check_order(step)
+        self._settle(targets)
+        if self.scheme.kind == "lookahead":
+            self._add_lookahead(targets, step, scale)
+        elif self.scheme.kind == "ring":
+            self._add_ring(targets, step, scale)
+        else:
+            self._add_recursion(targets, step, scale)
+
+    def row(self, step: int, start: int, stop: int) -> Normals:
+        """The slice (C⁻¹z)[step, start:stop] from nothing, by the NumPy reference.
+
+        It costs p draws for a banded C⁻¹ and step + 1 draws for any other.
+        """
+        step = self._check_step(step)
+        start, stop = check_slice(start, stop)
+        return CpuBackend(self.stream, 1).row(step, self._filter.weights(step), start, stop)
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float64]:
+        """All n rows of the slice at once, shape (n, stop - start), in float64 by FFT.
+
+        For research on few parameters: 8·n·(stop - start) bytes and O(n log n) for each index.
+        """
+        start, stop = check_slice(start, stop)
+        z = np.stack(
+            [self.stream.normals(i, start, stop, np.float64) for i in range(self.num_steps)]
+        )
+        mechanism = self._filter.mechanism
+        if isinstance(mechanism, DenseMechanism):
+            return mechanism.noising @ z
+        return toeplitz.apply(mechanism.noising_coef, z)
+
+    def seek(self, step: int) -> None:
+        """Make ``step`` the next one of a recursion, with no saved state.
+
+        The next ``add_`` replays the steps before it, at ``step`` draws for each index. The other
+        schemes take any step at any time: p draws to regenerate, at most p - 1 more for a ring,
+        at most p + m - 1 for lookahead.
+        """
+        self._forget(self._check_step(step))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs besides the key: plain values, and a copy of a recursion's state.
+
+        Never the key: its fingerprint. ``state`` is a torch tensor for torch gradients, else an
+        array; ``None`` where nothing has to be kept.
+        """
+        if self.scheme.kind != "recursion":
+            return {**self._identity(), "next_step": None, "layout": [], "state": None}
+        if self._ready is None:
+            raise ValueError(_INTERRUPTED)
+        vectors = None if self._replay else self._vectors
+        if vectors is not None and self._device not in (None, "numpy"):
+            from corrnoise.noise import torch_targets
+
+            vectors = torch_targets.state_tensor(vectors)
+        return {
+            **self._identity(),
+            "next_step": self._ready,
+            "layout": [list(place) for place in self._layout or ()],
+            "state": vectors.copy() if isinstance(vectors, np.ndarray) else vectors,
+        }
+
+    def load_state_dict(self, data: Mapping[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken.
+
+        Raises:
+            ValueError: it belongs to another key, stream, mechanism or number of rounds.
+        """
+        for name, value in self._identity().items():
+            if data.get(name) != value:
+                raise ValueError(
+                    f"state must have {name}={value!r} like this noise, got {data.get(name)!r}; "
+                    "load the checkpoint of this run, or build the noise as that run did"
+                )
+        if self.scheme.kind != "recursion":
+            return
+        step = checks.integer("next_step", data["next_step"], 0, self.num_steps)
+        layout = tuple((int(offset), int(size)) for offset, size in data["layout"])
+        vectors = data["state"]
+        if vectors is not None:
+            shape = (self.scheme.num_vectors, sum(size for _, size in layout))
+            if tuple(vectors.shape) != shape:
+                raise ValueError(
+                    f"state must have shape {shape}, got {tuple(vectors.shape)}; it is damaged"
+                )
+            vectors = as_array(vectors)
+        self._forget(step)
+        if vectors is not None:
+            self._layout, self._vectors, self._replay = layout, vectors, False
+
+    def __repr__(self) -> str:
+        return (
+            f"CorrelatedNoise({self._filter.mechanism!r}, key={self.key.fingerprint}, "
+            f"stream={self.stream.stream}, rounds={self.stream.rounds}, {self.scheme.kind})"
+        )
+
+    # What follows moves the state; all checks have been made.
+
+    def _add_lookahead(self, targets: Targets, step: int, scale: float) -> None:
+        m = self.scheme.lookahead
+        first, use = step - step % m, step % m
+        backend = self._backend(targets.device)
+        if use and self._ready == first:  # rows first + 1, … are stored
+            backend.add_stored(targets.items, targets.layout, scale, self._vectors[use - 1])
+            return
+        count = min(m, self.num_steps - first)
+        weights = [self._filter.weights(first + r) for r in range(count)]
+        self._ready = None
+        backend.add_lookahead(
+            targets.items, targets.layout, first, weights, use, scale, self._vectors
+        )
+        self._ready = first
+
+    def _add_ring(self, targets: Targets, step: int, scale: float) -> None:
+        s, backend = self.scheme.num_vectors, self._backend(targets.device)
+        if self._ready != step:
+            self._ready = None
+            for past in range(step - s, step):
+                if past < 0:
+                    self._vectors[past % s] = 0.0
+                else:
+                    backend.store_normals(targets.layout, past, self._vectors[past % s])
+        self._filtered(targets, step, self._filter.window, scale)
+
+    def _add_recursion(self, targets: Targets, step: int, scale: float) -> None:
+        backend = self._backend(targets.device)
+        if self._replay:
+            self._ready = None
+            for past in range(step):
+                backend.add_filtered(
+                    None, targets.layout, past, self._filter.sections(past), 0.0, self._vectors
+                )
+            self._replay = False
+        self._filtered(targets, step, self._filter.sections(step), scale)
+
+    def _filtered(self, targets: Targets, step: int, sections: Any, scale: float) -> None:
+        self._ready = None
+        self._backend(targets.device).add_filtered(
+            targets.items, targets.layout, step, sections, scale, self._vectors
+        )
+        self._ready = step + 1
+
+    def _settle(self, targets: Targets) -> None:
+        """Bind the state to the gradients' places and device, or raise if they have changed."""
+        if self._layout is not None and self._layout != targets.layout:
+            raise ValueError(
+                f"grads must keep the sizes and offsets that the state was made for "
+                f"({len(self._layout)} tensors, {sum(s for _, s in self._layout)} elements), got "
+                f"{len(targets.layout)} and {targets.size}; use one CorrelatedNoise for each list"
+            )
+        backend = self._backend(targets.device)
+        if self._vectors is None:
+            self._vectors = backend.zeros(self.scheme.num_vectors, targets.size)
+        elif self._device != targets.device:
+            self._vectors = backend.adopt(self._vectors)
+        self._layout, self._device = targets.layout, targets.device
+
+    def _forget(self, step: int) -> None:
+        recursion = self.scheme.kind == "recursion"
+        # The step that the state is for (lookahead: the first of the rows made at once).
+        self._ready: int | None = step if recursion else None
+        self._replay = recursion and step > 0
+        self._layout: Layout | None = None
+        self._device: str | None = None
+        self._vectors: Any = None
+
+    def _backend(self, device: str) -> Any:
+        if device not in self._backends:
+            if device.startswith("cuda"):
+                from corrnoise.noise.triton_backend import TritonBackend
+
+                self._backends[device] = TritonBackend(self.stream, device)
+            else:
+                self._backends[device] = CpuBackend(self.stream, self._threads)
+        return self._backends[device]
+
+    def _identity(self) -> dict[str, Any]:
+        digest = hashlib.sha256(self._filter.to_bytes()).hexdigest()[:16]
+        return {
+            "version": _VERSION,
+            "key_fingerprint": self.key.fingerprint,
+            "stream": self.stream.stream,
+            "rounds": self.stream.rounds,
+            "num_steps": self.num_steps,
+            "mechanism_digest": digest,
+        }
+
+    def _check_step(self, step: object) -> int:
+        n = self.num_steps
+        return checks.integer("step", step, 0, n - 1, f"the mechanism is planned for {n} steps")
+
+    def _check_order(self, step: int) -> None:
+        if self._ready is None:
+            raise ValueError(_INTERRUPTED)
+        if step != self._ready:
+            raise ValueError(
+                f"step must be {self._ready}, the next one of a recursion, got {step}; load the "
+                f"state of that step, or call seek({step}), which replays {step} steps"
+            )
+
+    def _check_coefficients(self) -> None:
+        mechanism = self._filter.mechanism
+        dense = isinstance(mechanism, DenseMechanism)
+        coef = mechanism.noising if dense else mechanism.noising_coef
+        # A NaN compares false.
+        if not np.all(np.abs(coef) <= float(np.finfo(np.float32).max)):
+            raise ValueError(
+                "mechanism must have finite coefficients of C⁻¹ in float32, got one that is not; "
+                "use fewer steps or other coefficients"
+            )

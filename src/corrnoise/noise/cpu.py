@@ -1,0 +1,262 @@
+"""Correlated noise on the CPU: tiles that stay in cache, shared out to threads.
+
+OpenSSL and NumPy release the interpreter's lock, so threads run side by side. Each one needs a
+``Workspace`` and one tile per row that it makes; no temporary grows with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise.noise.filters import Section
+from corrnoise.noise.normals import Normals
+from corrnoise.noise.stream import NoiseStream, Workspace, room_size, tiles
+
+Layout = tuple[tuple[int, int], ...]  # (flat offset, size) of each tensor
+Work = Callable[["Room", int, int, int], None]
+
+
+class Target(Protocol):
+    """What noise is added to."""
+
+    def add(self, start: int, stop: int, noise: Normals) -> None:
+        """Add ``noise`` to the elements [start, stop)."""
+        ...
+
+
+class ArrayTarget:
+    """A flat NumPy array."""
+
+    def __init__(self, array: npt.NDArray[np.floating]) -> None:
+        self._array = array
+
+    def add(self, start: int, stop: int, noise: Normals) -> None:
+        """Add ``noise`` to the elements [start, stop)."""
+        part = self._array[start:stop]
+        np.add(part, noise, out=part)
+
+
+class Room:
+    """What one thread works in: a workspace and tiles for sums."""
+
+    def __init__(self, rows: int, size: int) -> None:
+        self.workspace = Workspace(size)
+        self.rows = [np.empty(size, dtype=np.float32) for _ in range(rows)]
+
+
+class CpuBackend:
+    """Adds noise to arrays in main memory. Sums run from the oldest z to the newest, in float32."""
+
+    def __init__(self, stream: NoiseStream, threads: int) -> None:
+        self._stream, self._threads = stream, threads
+
+    def zeros(self, rows: int, size: int) -> Normals:
+        """State vectors."""
+        return np.zeros((rows, size), dtype=np.float32)
+
+    def adopt(self, vectors: Any) -> Normals:
+        """A copy of state vectors that another backend made."""
+        return as_array(vectors)
+
+    def add_weighted(
+        self, targets: Sequence[Target], layout: Layout, step: int, weights: Normals, scale: float
+    ) -> None:
+        """Add scale·Σ_t weights[t]·z_{step-len+1+t}: every draw is made again, nothing is kept."""
+
+        def work(room: Room, k: int, low: int, high: int) -> None:
+            noise = self._weighted(room, step, weights, low, high)
+            _add(targets, layout, k, low, high, noise, scale)
+
+        self._run(layout, work, 1)
+
+    def row(self, step: int, weights: Normals, start: int, stop: int) -> Normals:
+        """The noise of a slice: the reference for every other way to make it."""
+        result = np.empty(stop - start, dtype=np.float32)
+        room = Room(1, room_size(stop - start))
+        for low, high in tiles(start, stop):
+            noise = self._weighted(room, step, weights, low, high)
+            result[low - start : high - start] = noise
+        return result
+
+    def add_lookahead(
+        self,
+        targets: Sequence[Target],
+        layout: Layout,
+        first: int,
+        weights: Sequence[Normals],
+        use: int,
+        scale: float,
+        state: Normals,
+    ) -> None:
+        """Make the rows of the steps first, first + 1, … at once.
+
+        Row 0 is added and not kept, unless ``use`` names another row to be added; rows 1, 2, …
+        are written to the state.
+        """
+        starts = local_starts(layout)
+
+        def work(room: Room, k: int, low: int, high: int) -> None:
+            sums = [row[: high - low] for row in room.rows]
+            product = sums.pop()
+            oldest = min(first + r - w.size + 1 for r, w in enumerate(weights))
+            for step in range(oldest, first + len(weights)):
+                z = self._stream.fill(step, low, high, room.workspace)
+                for r, w in enumerate(weights):
+                    t = step - (first + r - w.size + 1)
+                    if t == 0:
+                        np.multiply(z, w[0], out=sums[r])
+                    elif 0 < t < w.size:
+                        np.multiply(z, w[t], out=product)
+                        np.add(sums[r], product, out=sums[r])
+            here = starts[k] + low - layout[k][0]
+            for r in range(1, len(weights)):
+                state[r - 1, here : here + high - low] = sums[r]
+            _add(targets, layout, k, low, high, sums[use], scale)
+
+        self._run(layout, work, len(weights) + 1)
+
+    def add_stored(
+        self, targets: Sequence[Target], layout: Layout, scale: float, vector: Normals
+    ) -> None:
+        """Add scale times a state vector."""
+        starts = local_starts(layout)
+
+        def work(room: Room, k: int, low: int, high: int) -> None:
+            here = starts[k] + low - layout[k][0]
+            noise = room.rows[0][: high - low]
+            np.copyto(noise, vector[here : here + high - low])
+            _add(targets, layout, k, low, high, noise, scale)
+
+        self._run(layout, work, 1)
+
+    def store_normals(self, layout: Layout, step: int, vector: Normals) -> None:
+        """Write z_step into a state vector."""
+        starts = local_starts(layout)
+
+        def work(room: Room, k: int, low: int, high: int) -> None:
+            here = starts[k] + low - layout[k][0]
+            z = self._stream.fill(step, low, high, room.workspace)
+            vector[here : here + high - low] = z
+
+        self._run(layout, work, 0)
+
+    def add_filtered(
+        self,
+        targets: Sequence[Target] | None,
+        layout: Layout,
+        step: int,
+        sections: Sequence[Section],
+        scale: float,
+        state: Normals,
+    ) -> None:
+        """Run z_step through the sections, move the state on, and add what comes out.
+
+        Section values of step i lie in slot i mod s of the section's s state vectors. Without
+        targets the state alone moves on.
+        """
+        starts = local_starts(layout)
+
+        def work(room: Room, k: int, low: int, high: int) -> None:
+            here = starts[k] + low - layout[k][0]
+            part = state[:, here : here + high - low]
+            w, product, y, other = (row[: high - low] for row in room.rows)
+            x = self._stream.fill(step, low, high, room.workspace)
+            base = 0
+            for section in sections:
+                _section(section, step, x, part[base : base + section.num_past], w, y, product)
+                base += section.num_past
+                x, y, other = y, other, y
+            if targets is not None:
+                _add(targets, layout, k, low, high, x, scale)
+
+        self._run(layout, work, 4)
+
+    def _weighted(self, room: Room, step: int, weights: Normals, low: int, high: int) -> Normals:
+        noise = room.rows[0][: high - low]
+        oldest = step - weights.size + 1
+        for t, weight in enumerate(weights):
+            z = self._stream.fill(oldest + t, low, high, room.workspace)
+            if t == 0:
+                np.multiply(z, weight, out=noise)
+            else:
+                np.multiply(z, weight, out=z)
+                np.add(noise, z, out=noise)
+        return noise
+
+    def _run(self, layout: Layout, work: Work, rows: int) -> None:
+        items = [
+            (k, low, high)
+            for k, (offset, size) in enumerate(layout)
+            for low, high in tiles(offset, offset + size)
+        ]
+        threads = min(self._threads, len(items))
+        size = room_size(max((high - low for _, low, high in items), default=0))
+
+        def share(thread: int) -> None:
+            room = Room(rows, size)
+            for k, low, high in items[thread::threads]:
+                work(room, k, low, high)
+
+        if threads <= 1:
+            share(0) if items else None
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(share, range(threads)))
+
+
+def as_array(vectors: Any) -> Normals:
+    """A copy of state vectors, torch or NumPy, as a NumPy array."""
+    here = vectors.detach().cpu().numpy() if hasattr(vectors, "detach") else vectors
+    return np.array(here, dtype=np.float32)
+
+
+def local_starts(layout: Layout) -> list[int]:
+    """Where each tensor begins in the state vectors."""
+    starts, total = list[int](), 0
+    for _, size in layout:
+        starts.append(total)
+        total += size
+    return starts
+
+
+def _add(
+    targets: Sequence[Target],
+    layout: Layout,
+    k: int,
+    low: int,
+    high: int,
+    noise: Normals,
+    scale: float,
+) -> None:
+    np.multiply(noise, np.float32(scale), out=noise)
+    offset = layout[k][0]
+    targets[k].add(low - offset, high - offset, noise)
+
+
+def _section(
+    section: Section, step: int, x: Normals, past: Normals, w: Normals, y: Normals, product: Normals
+) -> None:
+    """Run one section on x: y gets the output, and w takes the oldest slot of the past."""
+    s = section.num_past
+
+    def total(coefs: Normals, lead: float, out: Normals) -> None:
+        for t, coef in enumerate(coefs):  # w_{step-s} lies where w_step will
+            np.multiply(past[(step + t) % s], coef, out=product if t else out)
+            if t:
+                np.add(out, product, out=out)
+        np.multiply(x, np.float32(lead), out=product if coefs.size else out)
+        if coefs.size:
+            np.add(out, product, out=out)
+
+    total(section.feedback if section.recursive else section.feedback[:0], section.gain, w)
+    if section.passes:
+        np.copyto(y, w)
+    else:
+        total(section.output, section.direct, y)
+    if s:
+        past[step % s] = w

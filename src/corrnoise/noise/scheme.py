@@ -1,0 +1,99 @@
+r"""Memory against time: which past is stored, and which is made again.
+
+For a C⁻¹ of p bands, with k model-sized float32 vectors of state:
+
+    regenerate       k = 0        p draws a step
+    lookahead m      k = m - 1    (p + m - 1)/m draws: m rows are made at once from p + m - 1 draws,
+                                  one is used at once and m - 1 wait for their steps
+    ring             k = p - 1    1 draw, and p - 1 vectors read at each step
+
+Any other C⁻¹ runs as a recursion of 1 draw, with the state that its poles need.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Literal
+
+from corrnoise.noise.filters import Filter
+
+# A draw for d indices, in units of the time to read d float32 values: the slopes of the table in
+# docs/noise-stream.md on one H200. On a CPU a draw is dearer still, and the choice the same.
+DRAW_COST = {20: 2.8, 12: 1.8, 8: 1.25}
+LARGEST_LOOKAHEAD = 8  # a GPU thread keeps 16 sums per row in registers
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the past is kept.
+
+    Attributes:
+        kind: "regenerate", "lookahead", "ring" or "recursion".
+        num_vectors: the model-sized float32 vectors of state.
+        draws_per_step: how often a normal is made per index and step, on average.
+        lookahead: m, the number of rows made at once; 1 except for "lookahead".
+
+    >>> Scheme("lookahead", num_vectors=2, draws_per_step=2.0, lookahead=3).state_bytes(1000)
+    8000
+    """
+
+    kind: Literal["regenerate", "lookahead", "ring", "recursion"]
+    num_vectors: int
+    draws_per_step: float
+    lookahead: int = 1
+
+    @property
+    def bytes_per_parameter(self) -> int:
+        """Bytes of state for each parameter."""
+        return 4 * self.num_vectors
+
+    def state_bytes(self, num_parameters: int) -> int:
+        """Bytes of state for a model, or for a shard of one."""
+        return self.bytes_per_parameter * num_parameters
+
+
+def candidates(num_terms: int) -> list[Scheme]:
+    """Every scheme for a C⁻¹ of p = ``num_terms`` bands, least memory first."""
+    p = num_terms
+    schemes = [Scheme("regenerate", 0, float(p))]
+    if p > 1:
+        schemes += [
+            Scheme("lookahead", m - 1, (p + m - 1) / m, m) for m in range(2, LARGEST_LOOKAHEAD + 1)
+        ]
+        schemes.append(Scheme("ring", p - 1, 1.0))
+    return sorted(schemes, key=lambda scheme: scheme.num_vectors)
+
+
+def step_cost(scheme: Scheme, num_terms: int, rounds: int) -> float:
+    """Time of a step in units of reading one vector: arithmetic and memory traffic overlap."""
+    draw, m = DRAW_COST[rounds], scheme.lookahead
+    if scheme.kind == "ring":
+        return max(draw, 2.0 + num_terms)
+    making = max((num_terms + m - 1) * draw, 2.0 + (m - 1))
+    return (making + (m - 1) * 3.0) / m
+
+
+def choose(spec: Filter, memory: float, rounds: int) -> Scheme:
+    """The fastest scheme whose state fits ``memory`` vectors; a recursion has but one.
+
+    >>> import corrnoise as cn
+    >>> spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4))
+    >>> choose(spec, memory=0, rounds=20).kind, choose(spec, memory=2, rounds=20).draws_per_step
+    ('regenerate', 2.0)
+    """
+    if (
+        isinstance(memory, bool)
+        or not isinstance(memory, numbers.Real)
+        or not math.isfinite(memory)
+        or memory < 0
+    ):
+        raise ValueError(
+            "memory must be a finite number of model-sized vectors, at least 0, "
+            f"got {memory!r}; 0 stores nothing"
+        )
+    if spec.num_terms is None:
+        return Scheme("recursion", spec.num_past, 1.0)
+    fitting = [s for s in candidates(spec.num_terms) if s.num_vectors <= memory]
+    return min(fitting, key=lambda s: step_cost(s, spec.num_terms or 1, rounds))

@@ -1,0 +1,263 @@
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
+# ruff: noqa: D103, RUF005
+"""The noise kernels in Triton: every word of a ChaCha block stays in the registers of one thread.
+
+A program owns ``BLOCK`` ChaCha blocks, that is 16·BLOCK indices, one block to a lane. The index map
+of ``normals`` gives 32 neighbouring indices to 32 neighbouring lanes, so the gradient is read and
+written in whole lines, once, with no exchange between threads. Words and normals travel as tuples
+of 16 tensors. ``chacha.py`` and ``normals.py`` are the specification: the words must be equal bit
+for bit, the normals to a few units of the last place.
+
+What the compiler makes of it decides the speed: additions go to the multiply-add pipe, rotations
+and exclusive ors to the integer pipe, which is the bottleneck (40 of its operations an index for
+ChaCha20). Three of the four columns of the first round are the same for all indices and run on the
+uniform datapath; the fourth does not depend on the step and is hoisted out of the loop over steps.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# A tensor's row in the table: address, flat offset, size, first program, first state element.
+TABLE_COLUMNS = tl.constexpr(5)
+
+
+@triton.jit
+def rotate(x, one, LEFT: tl.constexpr, PRODUCT: tl.constexpr):
+    """X rotated left; by PRODUCT as the sum of the halves of x·2^left, on the multiply-add pipe.
+
+    ``one`` is 1, but the compiler does not know it, or it would turn the product into shifts.
+    """
+    if PRODUCT:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b64 t; .reg .b32 lo, hi; mul.wide.u32 t, $1, $2; mov.b64 {lo, hi}, t;"
+            " add.u32 $0, lo, hi; }",
+            "=r,r,r",
+            [x, one << LEFT],
+            dtype=tl.uint32,
+            is_pure=True,
+            pack=1,
+        )
+    return (x << LEFT) | (x >> (32 - LEFT))
+
+
+@triton.jit
+def quarter(a, b, c, d, one, PRODUCTS: tl.constexpr):
+    """The quarter round; bit i of PRODUCTS makes rotation i a product."""
+    a = a + b
+    d = rotate(d ^ a, one, 16, (PRODUCTS & 1) != 0)
+    c = c + d
+    b = rotate(b ^ c, one, 12, (PRODUCTS & 2) != 0)
+    a = a + b
+    d = rotate(d ^ a, one, 8, (PRODUCTS & 4) != 0)
+    c = c + d
+    b = rotate(b ^ c, one, 7, (PRODUCTS & 8) != 0)
+    return a, b, c, d
+
+
+@triton.jit
+def chacha_block(key, tail, one, ROUNDS: tl.constexpr, PRODUCTS: tl.constexpr):
+    """The 16 words of each lane's block; ``key`` and ``tail`` are words 4 to 11 and 12 to 15."""
+    s0 = tl.full((), 0x61707865, tl.uint32)
+    s1 = tl.full((), 0x3320646E, tl.uint32)
+    s2 = tl.full((), 0x79622D32, tl.uint32)
+    s3 = tl.full((), 0x6B206574, tl.uint32)
+    # The first column round on scalars wherever the counter has not come in.
+    x0, x4, x8, x12 = quarter(s0, key[0], key[4], tail[0], one, 0)
+    x1, x5, x9, x13 = quarter(s1, key[1], key[5], tail[1], one, 0)
+    x2, x6, x10, x14 = quarter(s2, key[2], key[6], tail[2], one, 0)
+    x3, x7, x11, x15 = quarter(s3, key[3], key[7], tail[3], one, 0)
+    x0, x5, x10, x15 = quarter(x0, x5, x10, x15, one, PRODUCTS)
+    x1, x6, x11, x12 = quarter(x1, x6, x11, x12, one, PRODUCTS)
+    x2, x7, x8, x13 = quarter(x2, x7, x8, x13, one, PRODUCTS)
+    x3, x4, x9, x14 = quarter(x3, x4, x9, x14, one, PRODUCTS)
+    for _ in range(ROUNDS // 2 - 1):
+        x0, x4, x8, x12 = quarter(x0, x4, x8, x12, one, PRODUCTS)
+        x1, x5, x9, x13 = quarter(x1, x5, x9, x13, one, PRODUCTS)
+        x2, x6, x10, x14 = quarter(x2, x6, x10, x14, one, PRODUCTS)
+        x3, x7, x11, x15 = quarter(x3, x7, x11, x15, one, PRODUCTS)
+        x0, x5, x10, x15 = quarter(x0, x5, x10, x15, one, PRODUCTS)
+        x1, x6, x11, x12 = quarter(x1, x6, x11, x12, one, PRODUCTS)
+        x2, x7, x8, x13 = quarter(x2, x7, x8, x13, one, PRODUCTS)
+        x3, x4, x9, x14 = quarter(x3, x4, x9, x14, one, PRODUCTS)
+    return (
+        x0 + s0,
+        x1 + s1,
+        x2 + s2,
+        x3 + s3,
+        x4 + key[0],
+        x5 + key[1],
+        x6 + key[2],
+        x7 + key[3],
+        x8 + key[4],
+        x9 + key[5],
+        x10 + key[6],
+        x11 + key[7],
+        x12 + tail[0],
+        x13 + tail[1],
+        x14 + tail[2],
+        x15 + tail[3],
+    )
+
+
+@triton.jit
+def unary(ASM: tl.constexpr, x):
+    return tl.inline_asm_elementwise(ASM, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def normal_pair(radius_word, angle_word, FAST: tl.constexpr):
+    """Box-Muller on one pair of words, in float32; FAST takes the special-function unit.
+
+    f is u, or u - 1 where the top bit of the radius word is set. There -2 ln(1 + f) is a polynomial
+    in -f with a relative error of 2.4e-7, since lg2.approx has an absolute one near 1.
+    """
+    low = ((angle_word & 0xFF) | 0x4B000000).to(tl.float32, bitcast=True)  # 2^23 + low byte
+    low = low * 9.094947017729282e-13 + (4.547473508864641e-13 - 7.62939453125e-06)
+    f = radius_word.to(tl.int32, bitcast=True).to(tl.float32) * 2.3283064365386963e-10 + low
+    y = -f
+    p = y * 2.31722805730232 - 2.0720779724392226
+    p = p * y + 1.5091768401007868
+    p = p * y + 0.09671611419968461
+    p = p * y + 0.5409540687172719
+    p = p * y + 0.6640136593385004
+    p = p * y + 1.0000643448029274
+    p = p * y + 1.9999997477461051
+    angle = ((angle_word & 0xFFFFFF00) | 0x80).to(tl.int32, bitcast=True).to(tl.float32)
+    theta = angle * 1.4629180792671596e-09  # π/2^31
+    if FAST:
+        log = unary("lg2.approx.ftz.f32 $0, $1;", f)
+        square = tl.where(f < 0.0, y * p, log * -1.3862943611198906)
+        radius = unary("sqrt.approx.ftz.f32 $0, $1;", square)
+        cos = unary("cos.approx.ftz.f32 $0, $1;", theta)
+        sin = unary("sin.approx.ftz.f32 $0, $1;", theta)
+    else:
+        log = tl.log2(tl.where(f < 0.0, 1.0, f))
+        radius = tl.sqrt(tl.where(f < 0.0, y * p, log * -1.3862943611198906))
+        cos = tl.cos(theta)
+        sin = tl.sin(theta)
+    return radius * cos, radius * sin
+
+
+@triton.jit
+def normals(words, FAST: tl.constexpr):
+    """The 16 normals of each lane's block."""
+    z0, z8 = normal_pair(words[0], words[8], FAST)
+    z1, z9 = normal_pair(words[1], words[9], FAST)
+    z2, z10 = normal_pair(words[2], words[10], FAST)
+    z3, z11 = normal_pair(words[3], words[11], FAST)
+    z4, z12 = normal_pair(words[4], words[12], FAST)
+    z5, z13 = normal_pair(words[5], words[13], FAST)
+    z6, z14 = normal_pair(words[6], words[14], FAST)
+    z7, z15 = normal_pair(words[7], words[15], FAST)
+    return z0, z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13, z14, z15
+
+
+@triton.jit
+def zeros16(BLOCK: tl.constexpr):
+    x = tl.zeros([BLOCK], tl.float32)
+    return x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x
+
+
+@triton.jit
+def axpy(c, x, y):
+    """c·x + y on tuples of 16."""
+    return (
+        c * x[0] + y[0],
+        c * x[1] + y[1],
+        c * x[2] + y[2],
+        c * x[3] + y[3],
+        c * x[4] + y[4],
+        c * x[5] + y[5],
+        c * x[6] + y[6],
+        c * x[7] + y[7],
+        c * x[8] + y[8],
+        c * x[9] + y[9],
+        c * x[10] + y[10],
+        c * x[11] + y[11],
+        c * x[12] + y[12],
+        c * x[13] + y[13],
+        c * x[14] + y[14],
+        c * x[15] + y[15],
+    )
+
+
+@triton.jit
+def load_key(k0, k1, k2, k3, k4, k5, k6, k7):
+    return (
+        k0.to(tl.uint32, bitcast=True),
+        k1.to(tl.uint32, bitcast=True),
+        k2.to(tl.uint32, bitcast=True),
+        k3.to(tl.uint32, bitcast=True),
+        k4.to(tl.uint32, bitcast=True),
+        k5.to(tl.uint32, bitcast=True),
+        k6.to(tl.uint32, bitcast=True),
+        k7.to(tl.uint32, bitcast=True),
+    )
+
+
+@triton.jit
+def locate(table, owners, BLOCK: tl.constexpr, FAR: tl.constexpr):
+    """The program's tile: its tensor's row, its first index seen from the tensor, its blocks.
+
+    ``FAR`` is set where an index may reach 2^36, so that the high half of the block number is not
+    always 0.
+    """
+    program = tl.program_id(0)
+    row = table + tl.load(owners + program).to(tl.int64) * TABLE_COLUMNS
+    offset, size = tl.load(row + 1), tl.load(row + 2)
+    first = (offset // (16 * BLOCK) + (program - tl.load(row + 3))) * (16 * BLOCK)
+    start = first - offset
+    # The tile's positions [low, high) lie in the tensor.
+    low = tl.maximum(-start, 0).to(tl.int32)
+    high = tl.minimum(size - start, 16 * BLOCK).to(tl.int32)
+    block = first // 16
+    counter = block.to(tl.uint32) + tl.arange(0, BLOCK).to(tl.uint32)
+    word13 = (block >> 32).to(tl.uint32) if FAR else tl.full((), 0, tl.uint32)
+    return row, start, low, high, counter, word13
+
+
+@triton.jit
+def positions(BLOCK: tl.constexpr):
+    """Where word 0 of each lane's block lies in the tile; word j is 32·j further on."""
+    lane = tl.arange(0, BLOCK)
+    return (lane // 32) * 512 + lane % 32
+
+
+@triton.jit
+def load16(pointer, low, high, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    """Values at the positions of a tile, in float32; outside [low, high) they are 0."""
+    at = positions(BLOCK)
+    values = ()
+    for j in tl.static_range(16):
+        here = at + 32 * j
+        if WHOLE:
+            value = tl.load(pointer + here)
+        else:
+            value = tl.load(pointer + here, mask=(here >= low) & (here < high), other=0.0)
+        values = values + (value.to(tl.float32),)
+    return values
+
+
+@triton.jit
+def store16(pointer, values, low, high, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    at = positions(BLOCK)
+    for j in tl.static_range(16):
+        here = at + 32 * j
+        value = values[j].to(pointer.dtype.element_ty)
+        if WHOLE:
+            tl.store(pointer + here, value)
+        else:
+            tl.store(pointer + here, value, mask=(here >= low) & (here < high))
+
+
+@triton.jit
+def add16(pointer, noise, low, high, BLOCK: tl.constexpr):
+    """Add to the gradient; only tiles at the edge of a tensor pay for masks."""
+    if (low == 0) & (high == 16 * BLOCK):
+        sum16 = axpy(1.0, noise, load16(pointer, low, high, BLOCK, True))
+        store16(pointer, sum16, low, high, BLOCK, True)
+    else:
+        part16 = axpy(1.0, noise, load16(pointer, low, high, BLOCK, False))
+        store16(pointer, part16, low, high, BLOCK, False)

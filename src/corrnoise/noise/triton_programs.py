@@ -1,0 +1,145 @@
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
+# ruff: noqa: RUF005
+"""The kernels that ``triton_backend`` launches; one program is one tile of one tensor."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from corrnoise.noise.triton_kernel import (
+    add16,
+    axpy,
+    chacha_block,
+    load16,
+    load_key,
+    locate,
+    normals,
+    store16,
+    zeros16,
+)
+
+# Values that change from call to call, and the key: none of them may shape the compiled code.
+OPEN = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "step", "stream", "one", "count", "scale"]
+
+
+@triton.jit
+def block_words(
+    key, counter, word13, step, stream, one, ROUNDS: tl.constexpr, PRODUCTS: tl.constexpr
+):
+    """The 16 words of each lane at a step."""
+    tail = counter, word13, step.to(tl.uint32, bitcast=True), stream.to(tl.uint32, bitcast=True)
+    return chacha_block(key, tail, one.to(tl.uint32, bitcast=True), ROUNDS, PRODUCTS)
+
+
+@triton.jit
+def draw(
+    key, counter, word13, step, stream, one,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
+):  # fmt: skip
+    """The 16 normals of each lane at a step."""
+    words = block_words(key, counter, word13, step, stream, one, ROUNDS, PRODUCTS)
+    return normals(words, FAST)
+
+
+@triton.jit(do_not_specialize=OPEN)
+def add_weighted(
+    table, owners, weights, count, scale, step, stream, one, k0, k1, k2, k3, k4, k5, k6, k7,
+    DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
+):  # fmt: skip
+    """Gradient += scale·Σ_t weights[t]·z[step + t] for t < count: one read, one write."""
+    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
+    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
+    noise = zeros16(BLOCK)
+    for t in range(count):
+        z = draw(key, counter, word13, step + t, stream, one, ROUNDS, FAST, PRODUCTS)
+        noise = axpy(tl.load(weights + t) * scale, z, noise)
+    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+
+
+@triton.jit(do_not_specialize=[*OPEN, "use", "stride"])
+def add_lookahead(
+    table, owners, weights, count, scale, use, state, stride,
+    step, stream, one, k0, k1, k2, k3, k4, k5, k6, k7,
+    ROWS: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
+):  # fmt: skip
+    """Rows Σ_t weights[t, r]·z[step + t], r < ROWS: row ``use`` is added, rows 1, … are stored."""
+    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
+    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
+    sums = ()
+    for _r in tl.static_range(ROWS):
+        sums = sums + (zeros16(BLOCK),)
+    for t in range(count):
+        z = draw(key, counter, word13, step + t, stream, one, ROUNDS, FAST, PRODUCTS)
+        new = ()
+        for r in tl.static_range(ROWS):
+            new = new + (axpy(tl.load(weights + t * ROWS + r), z, sums[r]),)
+        sums = new
+    here = tl.load(row + 4) + start
+    noise = zeros16(BLOCK)
+    for r in tl.static_range(ROWS):
+        if r > 0:
+            store16(state + (r - 1) * stride.to(tl.int64) + here, sums[r], low, high, BLOCK, False)
+        noise = axpy(tl.where(use == r, scale, 0.0), sums[r], noise)
+    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+
+
+@triton.jit(do_not_specialize=["scale"])
+def add_stored(table, owners, vector, scale, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+    """Gradient += scale·vector."""
+    row, start, low, high, _, _ = locate(table, owners, BLOCK, False)
+    noise = load16(vector + tl.load(row + 4) + start, low, high, BLOCK, False)
+    noise = axpy(scale, noise, zeros16(BLOCK))
+    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+
+
+@triton.jit(do_not_specialize=[*OPEN, "stride"])
+def add_filtered(
+    table, owners, coefs, shapes, scale, state, stride,
+    step, stream, one, k0, k1, k2, k3, k4, k5, k6, k7,
+    SECTIONS: tl.constexpr, WRITE: tl.constexpr, DTYPE: tl.constexpr,
+    BLOCK: tl.constexpr, FAR: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
+):  # fmt: skip
+    """z[step] through the sections of ``filters``; the state moves on, the output is added.
+
+    ``shapes`` has (s, slot, first state vector, first coefficient) of each section, with
+    slot = step mod s; its coefficients are gain, direct, s of feedback, s of output.
+    """
+    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
+    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
+    x = draw(key, counter, word13, step, stream, one, ROUNDS, FAST, PRODUCTS)
+    here = state + tl.load(row + 4) + start
+    for k in tl.static_range(SECTIONS):
+        s, slot = tl.load(shapes + 4 * k), tl.load(shapes + 4 * k + 1)
+        past = here + tl.load(shapes + 4 * k + 2).to(tl.int64) * stride
+        coef = coefs + tl.load(shapes + 4 * k + 3)
+        w, y = zeros16(BLOCK), zeros16(BLOCK)
+        for t in range(s):
+            at = slot + t
+            at = tl.where(at >= s, at - s, at)
+            v = load16(past + at.to(tl.int64) * stride, low, high, BLOCK, False)
+            w = axpy(tl.load(coef + 2 + t), v, w)
+            y = axpy(tl.load(coef + 2 + s + t), v, y)
+        w = axpy(tl.load(coef), x, w)
+        x = axpy(tl.load(coef + 1), x, y)
+        if s > 0:
+            store16(past + slot.to(tl.int64) * stride, w, low, high, BLOCK, False)
+    if WRITE:
+        noise = axpy(scale, x, zeros16(BLOCK))
+        add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+
+
+@triton.jit(do_not_specialize=OPEN)
+def write_words(
+    table, owners, step, stream, one, k0, k1, k2, k3, k4, k5, k6, k7,
+    BLOCK: tl.constexpr, ROUNDS: tl.constexpr, PRODUCTS: tl.constexpr,
+):  # fmt: skip
+    """The words themselves into int32 tensors: for tests against the specification."""
+    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, True)
+    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
+    words = block_words(key, counter, word13, step, stream, one, ROUNDS, PRODUCTS)
+    pointer = tl.load(row).to(tl.pointer_type(tl.uint32)) + start
+    store16(pointer, words, low, high, BLOCK, False)

@@ -1,0 +1,135 @@
+"""z[step, index]: the definition, random access, and bad input."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from corrnoise.noise import Key, NoiseStream, chacha, normals
+from corrnoise.noise.stream import TILE
+
+KEY = Key.from_bytes(bytes(range(32)))
+STREAM = NoiseStream(KEY, stream=5)
+
+
+def z_by_hand(key: bytes, stream: int, step: int, index: int) -> tuple[int, float]:
+    """docs/noise-stream.md, word by word, in plain Python."""
+    group, place = divmod(index, 512)
+    j, lane = divmod(place, 32)
+    block = 32 * group + lane
+    tail = [[block % 2**32], [block // 2**32], [step], [stream]]
+    words = [int(w) for w in chacha.blocks(key, tail)[:, 0]]
+    radius_word, angle_word = words[j % 8], words[j % 8 + 8]
+    u = (256 * radius_word + angle_word % 256 + 0.5) / 2**40
+    theta = math.pi * (2 * (angle_word // 256) + 1) / 2**24
+    radius = math.sqrt(-2 * math.log(u))
+    return words[j], radius * (math.cos(theta) if j < 8 else math.sin(theta))
+
+
+@pytest.mark.parametrize("index", [0, 31, 32, 255, 256, 511, 512, 70_001, 2**36 + 17, 2**62 + 300])
+@pytest.mark.parametrize("step", [0, 2**32 - 1])
+def test_definition(step, index) -> None:
+    word, z = z_by_hand(bytes(range(32)), 5, step, index)
+    assert int(STREAM.words(step, index, index + 1)[0]) == word
+    assert STREAM.normals(step, index, index + 1, np.float64)[0] == pytest.approx(z, abs=1e-13)
+    assert STREAM.normals(step, index, index + 1)[0] == pytest.approx(z, abs=2e-6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(start=st.integers(0, 3 * TILE), size=st.integers(0, 2 * TILE), step=st.integers(0, 3))
+def test_any_slice_is_the_slice_of_the_whole(start, size, step) -> None:
+    whole = STREAM.normals(step, 0, 5 * TILE)
+    assert np.array_equal(STREAM.normals(step, start, start + size), whole[start : start + size])
+
+
+@pytest.mark.parametrize("start", [2**36 - 700, 2**63 - 5000])
+def test_slices_far_out(start) -> None:
+    whole = STREAM.words(1, start, start + 1400)
+    assert np.array_equal(STREAM.words(1, start + 333, start + 999), whole[333:999])
+    assert np.array_equal(
+        STREAM.normals(1, start + 333, start + 999), STREAM.normals(1, start, start + 1400)[333:999]
+    )
+
+
+def test_float32_keeps_the_accuracy_of_the_definition() -> None:
+    a, b = STREAM.normals(0, 0, 1 << 20), STREAM.normals(0, 0, 1 << 20, np.float64)
+    radius = np.sqrt(np.sum(b.reshape(-1, 2, 256) ** 2, axis=1, keepdims=True))
+    assert np.max(np.abs((a - b).reshape(-1, 2, 256)) / radius) < 2.0**-21
+
+
+def _one_pair(radius_word: int, angle_word: int) -> tuple[np.ndarray, np.ndarray]:
+    words = np.zeros(512, np.uint32).reshape(2, 256)
+    words[0], words[1] = radius_word, angle_word
+    out = np.empty(512, np.float32)
+    normals.box_muller(words.reshape(-1), out, normals.Scratch(512))
+    exact = normals.box_muller_exact(words.reshape(-1))
+    return out.reshape(2, 256)[:, 0].astype(np.float64), exact.reshape(2, 256)[:, 0]
+
+
+@pytest.mark.parametrize(
+    "word", [0, 1, 255, 2**16, 2**24 + 1, 2**31 - 1, 2**31, 2**31 + 1, *(2**32 - 2 ** np.arange(9))]
+)
+@pytest.mark.parametrize("low", [0, 1, 128, 255])
+def test_the_radius_is_accurate_at_both_ends(word, low) -> None:
+    """Relative accuracy for u near 0 (the tail) and near 1 (the centre)."""
+    found, exact = _one_pair(int(word), (123_456 << 8) + low)
+    assert np.hypot(*found) == pytest.approx(np.hypot(*exact), rel=3e-7)
+
+
+def test_the_extremes() -> None:
+    _, largest = _one_pair(0, 0)
+    assert np.hypot(*largest) == pytest.approx(math.sqrt(82 * math.log(2)), rel=1e-12)
+    assert pytest.approx(7.539, abs=1e-3) == normals.LARGEST_RADIUS
+    smallest = _one_pair(2**32 - 1, 255)[0]
+    assert np.hypot(*smallest) == pytest.approx(math.sqrt(2 * 2.0**-41), rel=1e-6)
+    assert np.all(smallest != 0)
+
+
+@pytest.mark.parametrize("low", [0, 255])
+@pytest.mark.parametrize("angle", [0, 2**22 - 1, 2**22, 2**23 - 1, 2**23, 2**24 - 1])
+def test_the_angle_covers_the_circle(angle, low) -> None:
+    found, exact = _one_pair(2**31, (angle << 8) + low)
+    theta = math.pi * (2 * angle + 1) / 2**24
+    assert np.allclose(found, exact, atol=4e-7)
+    assert np.allclose(exact, np.hypot(*exact) * np.array([math.cos(theta), math.sin(theta)]))
+
+
+def test_keys_streams_steps_and_rounds_give_other_noise() -> None:
+    base = STREAM.words(0, 0, 512)
+    others = [
+        NoiseStream(Key.from_bytes(bytes(32)), 5).words(0, 0, 512),
+        NoiseStream(KEY, 4).words(0, 0, 512),
+        STREAM.words(1, 0, 512),
+        NoiseStream(KEY, 5, rounds=12).words(0, 0, 512),
+        NoiseStream(KEY, 5, rounds=8).words(0, 0, 512),
+    ]
+    assert all(np.mean(base == other) < 0.01 for other in others)
+
+
+def test_an_empty_slice_is_empty() -> None:
+    assert STREAM.normals(0, 5, 5).size == 0
+    assert STREAM.words(0, 0, 0).dtype == np.uint32
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: STREAM.normals(-1, 0, 1), "step must be in"),
+        (lambda: STREAM.normals(2**32, 0, 1), "step must be in"),
+        (lambda: STREAM.normals(0.5, 0, 1), "step must be an integer"),
+        (lambda: STREAM.words(0, -1, 1), "start must be in"),
+        (lambda: STREAM.words(0, 0, 2**63), "stop must be in"),
+        (lambda: STREAM.words(0, 3, 2), "stop must be at least start=3"),
+        (lambda: STREAM.normals(0, 0, 1, np.int32), "dtype must be"),
+        (lambda: NoiseStream(KEY, -1), "stream must be in"),
+        (lambda: NoiseStream(KEY, 2**32), "stream must be in"),
+        (lambda: NoiseStream(KEY, rounds=10), "rounds must be one of"),
+        (lambda: NoiseStream(KEY, rounds=True), "rounds must be one of"),
+        (lambda: NoiseStream(None), "key must be a Key"),
+    ],
+)
+def test_bad_input(call, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,266 @@
+"""The Triton kernels against the specification: interpreted here, compiled where there is a GPU.
+
+Without a CUDA device the kernels run in Triton's interpreter, which must be chosen before Triton
+is imported, on tensors in main memory.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+import corrnoise as cn  # noqa: E402
+from corrnoise.noise import (  # noqa: E402
+    CorrelatedNoise,
+    Key,
+    NoiseStream,
+    normals,
+    scheme,
+    torch_targets,
+    triton_kernel,
+)
+from corrnoise.noise.triton_backend import TritonBackend, Tuning  # noqa: E402
+
+DEVICE = "cuda:0" if CUDA else "cpu"
+KEY = Key.from_bytes(bytes(range(200, 232)))
+STREAM = NoiseStream(KEY, stream=2**31 + 5)
+TUNING = Tuning() if CUDA else Tuning(block=128, fast=False)
+N = 5
+WORKLOAD = cn.workloads.prefix_sum(N)
+PART = cn.Participation(N, 2, 2)
+needs_gpu = pytest.mark.skipif(not CUDA, reason="torch.cuda.is_available() is False")
+
+
+def backend(stream: NoiseStream = STREAM, tuning: Tuning = TUNING) -> TritonBackend:
+    return TritonBackend(stream, DEVICE, tuning)
+
+
+def words_of(maker: TritonBackend, *place: int) -> np.ndarray:
+    return maker.words(*place).cpu().numpy().view(np.uint32)
+
+
+@pytest.mark.parametrize("rounds", [20, 12, 8])
+def test_words_are_those_of_the_reference(rounds) -> None:
+    stream = NoiseStream(KEY, 2**31 + 5, rounds)
+    place = (2**32 - 2, 700, 3000)
+    assert np.array_equal(words_of(backend(stream), *place), stream.words(*place))
+
+
+@pytest.mark.parametrize("start", [2**36 - 333, 2**62 + 5])
+def test_words_far_out(start) -> None:
+    stream = NoiseStream(KEY, 1, rounds=8)
+    assert np.array_equal(
+        words_of(backend(stream), 3, start, start + 900), stream.words(3, start, start + 900)
+    )
+
+
+@triton.jit
+def pairs_kernel(radius_words, angle_words, cos, sin, SIZE: tl.constexpr, FAST: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    r = tl.load(radius_words + at).to(tl.uint32, bitcast=True)
+    a = tl.load(angle_words + at).to(tl.uint32, bitcast=True)
+    x, y = triton_kernel.normal_pair(r, a, FAST)
+    tl.store(cos + at, x)
+    tl.store(sin + at, y)
+
+
+@pytest.mark.parametrize("fast", [False, pytest.param(True, marks=[needs_gpu, pytest.mark.gpu])])
+def test_box_muller_keeps_its_accuracy_at_both_ends(fast) -> None:
+    """Against the definition in float64: radius to 4e-7 of itself, normals to 1e-6 of it."""
+    size = 4096
+    rng = np.random.default_rng(1)
+    radius = rng.integers(0, 2**32, size, dtype=np.uint32)
+    angle = rng.integers(0, 2**32, size, dtype=np.uint32)
+    ends = [0, 1, 2, 255, 2**24, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 256, 2**32 - 2, 2**32 - 1]
+    radius[: 4 * len(ends)] = np.repeat(np.array(ends, np.uint32), 4)
+    radius[100:1100] = 2**32 - 1 - (2 ** rng.uniform(0, 31, 1000)).astype(np.uint32)
+    radius[1100:2100] = (2 ** rng.uniform(0, 31, 1000)).astype(np.uint32)
+    angle[0:40:4] = angle[0:40:4] & np.uint32(0xFFFFFF00)
+    inputs = [torch.from_numpy(x.view(np.int32)).to(DEVICE) for x in (radius, angle)]
+    cos, sin = (torch.empty(size, device=DEVICE) for _ in range(2))
+    pairs_kernel[(1,)](*inputs, cos, sin, SIZE=size, FAST=fast)
+    words = np.stack([radius.reshape(-1, 256), angle.reshape(-1, 256)], axis=1).reshape(-1)
+    exact = normals.box_muller_exact(words).reshape(-1, 2, 256)
+    found = np.stack([x.cpu().numpy().reshape(-1, 256) for x in (cos, sin)], axis=1)
+    size_of = np.hypot(exact[:, 0], exact[:, 1])[:, None]
+    assert np.max(np.abs(found - exact) / size_of) < 1e-6
+    measured = np.hypot(found[:, 0].astype(float), found[:, 1].astype(float))[:, None]
+    assert np.max(np.abs(measured / size_of - 1)) < (8e-7 if fast else 4e-7)
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_one_call_for_tensors_of_all_kinds(step) -> None:
+    """Unaligned offsets, an empty tensor, three dtypes, tiles at the edges."""
+    noise = CorrelatedNoise(cn.mechanisms.bisr(WORKLOAD, 3), KEY, 9)
+    kinds = [torch.float32, torch.bfloat16, torch.float32, torch.float16]
+    layout = ((2000, 100), (7, 50), (90, 0), (5000, 60))
+    grads = [
+        torch.linspace(-2, 2, size).to(kind).to(DEVICE)
+        for kind, (_, size) in zip(kinds, layout, strict=True)
+    ]
+    before = [grad.clone() for grad in grads]
+    backend(noise.stream).add_weighted(grads, layout, step, noise._filter.weights(step), 0.5)
+    for grad, old, (offset, size) in zip(grads, before, layout, strict=True):
+        row = torch.from_numpy(noise.row(step, offset, offset + size)).to(DEVICE)
+        exact = old.float() + 0.5 * row
+        unit = {torch.float32: 1e-6, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}[grad.dtype]
+        assert torch.allclose(grad.float(), exact, rtol=unit, atol=2e-6)
+        if size == 50 and CUDA:  # the interpreter does not round to nearest
+            assert torch.mean((grad == exact.to(grad.dtype)).float()) > 0.9
+
+
+def test_what_lies_around_a_tensor_is_left_alone() -> None:
+    room = torch.zeros(700, device=DEVICE)
+    stream = NoiseStream(KEY, rounds=8)
+    weights = np.ones(1, np.float32)
+    backend(stream).add_weighted([room[100:300]], ((60, 200),), 0, weights, 1.0)
+    assert not room[:100].any()
+    assert not room[300:].any()
+    assert np.allclose(room[100:300].cpu().numpy(), stream.normals(0, 60, 260), atol=2e-6)
+
+
+def _noise(monkeypatch, mechanism, kind: str | None, m: int = 1) -> CorrelatedNoise:
+    """A CorrelatedNoise whose tensors on this device go to the Triton backend."""
+    noise = CorrelatedNoise(mechanism, KEY, rounds=8)
+    if kind is not None:
+        p = noise._filter.num_terms
+        assert p is not None
+        found = [s for s in scheme.candidates(p) if s.kind == kind and s.lookahead == m]
+        noise.scheme = found[0]
+        noise._forget(0)
+    noise._backends[DEVICE] = backend(noise.stream)
+    monkeypatch.setattr(torch_targets, "check", lambda grads: (DEVICE, [g.view(-1) for g in grads]))
+    return noise
+
+
+CASES = {
+    "regenerate": (cn.mechanisms.bisr(WORKLOAD, 3), "regenerate", 1),
+    "lookahead-2": (cn.mechanisms.bisr(WORKLOAD, 3), "lookahead", 2),
+    "lookahead-4": (cn.mechanisms.bisr(WORKLOAD, 3), "lookahead", 4),
+    "ring": (cn.mechanisms.bisr(WORKLOAD, 3), "ring", 1),
+    "bsr": (cn.mechanisms.bsr(WORKLOAD, 3), None, 1),
+    "blt": (cn.mechanisms.blt(WORKLOAD, PART, num_buffers=2), None, 1),
+    "dense": (cn.mechanisms.dense(WORKLOAD, PART), None, 1),
+}
+OFFSETS, SIZES = [1900], [(10, 30)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_scheme_against_the_rows(case, monkeypatch) -> None:
+    noise = _noise(monkeypatch, *CASES[case])
+    exact = noise.rows(1900, 2200)
+    saved = None
+    for step in range(N):
+        if step == 3:
+            saved = noise.state_dict()
+        grads = [torch.full(size, 0.25, device=DEVICE) for size in SIZES]
+        noise.add_(grads, step, 2.0, offsets=OFFSETS)
+        found = torch.cat([grad.view(-1) for grad in grads]).cpu().numpy()
+        assert np.allclose(found, 0.25 + 2.0 * exact[step], atol=1e-5), step
+    # A restart in the middle, from the saved state and from nothing.
+    for resume in (lambda n: n.load_state_dict(saved), lambda n: n.seek(3)):
+        again = _noise(monkeypatch, *CASES[case])
+        resume(again)
+        grads = [torch.full(size, 0.25, device=DEVICE) for size in SIZES]
+        again.add_(grads, 3, 2.0, offsets=OFFSETS)
+        found = torch.cat([grad.view(-1) for grad in grads]).cpu().numpy()
+        assert np.allclose(found, 0.25 + 2.0 * exact[3], atol=1e-5)
+
+
+def test_addresses_and_tables_are_kept_and_renewed() -> None:
+    stream = NoiseStream(KEY, rounds=8)
+    maker = backend(stream)
+    layout, weights = ((0, 200),), np.ones(1, np.float32)
+    first, second = torch.zeros(200, device=DEVICE), torch.zeros(200, device=DEVICE)
+    maker.add_weighted([first], layout, 0, weights, 1.0)
+    maker.add_weighted([second], layout, 0, weights, 1.0)
+    maker.add_weighted([first], layout, 1, weights, 1.0)
+    assert len(maker._groups) == 1
+    z = [stream.normals(i, 0, 200) for i in (0, 1)]
+    assert np.allclose(second.cpu().numpy(), z[0], atol=2e-6)
+    assert np.allclose(first.cpu().numpy(), z[0] + z[1], atol=4e-6)
+
+
+COMPILE = """
+import triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from corrnoise.noise import triton_programs as programs
+
+numbers = ["step", "stream", "one", "count", "use", "stride", *(f"k{i}" for i in range(8))]
+types = {**dict.fromkeys(numbers, "i32"), "table": "*i64", "scale": "fp32"}
+types |= {"owners": "*i32", "shapes": "*i32"}
+options = dict(BLOCK=128, FAR=False, ROUNDS=20, FAST=True, PRODUCTS=8, DTYPE=tl.bfloat16,
+               ROWS=3, SECTIONS=2, WRITE=True)
+for name in ("add_weighted", "add_lookahead", "add_stored", "add_filtered", "write_words"):
+    kernel = getattr(programs, name)
+    fixed = {k: v for k, v in options.items() if k in kernel.arg_names}
+    signature = {k: "constexpr" if k in fixed else types.get(k, "*fp32") for k in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    print(name, "shf.l.wrap" in made.asm["ptx"], len(made.asm["cubin"]) > 0)
+"""
+
+
+def test_the_kernels_compile_for_hopper_without_one(tmp_path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    script = tmp_path / "compile.py"
+    script.write_text(COMPILE)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[1], check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[0] for line in lines] == [
+        "add_weighted", "add_lookahead", "add_stored", "add_filtered", "write_words",
+    ]  # fmt: skip
+    assert all(line[2] == "True" for line in lines)
+    assert all(line[1] == "True" for line in lines if line[0] != "add_stored")
+
+
+# On a real device
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("tuning", [Tuning(64, 2), Tuning(256, 4, 8), Tuning(128, 4, 15)])
+@pytest.mark.parametrize("rounds", [20, 12, 8])
+def test_every_tuning_gives_the_same_words(tuning, rounds) -> None:
+    stream = NoiseStream(KEY, 77, rounds)
+    for start in (0, 12_345, 2**36 - 5000):
+        place = (9, start, start + 10_000)
+        assert np.array_equal(words_of(backend(stream, tuning), *place), stream.words(*place))
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_large_gradient_through_the_public_call() -> None:
+    mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(100), 8)
+    noise = CorrelatedNoise(mechanism, KEY)
+    grads = [torch.zeros(3_000_001, device="cuda"), torch.zeros(7, 11, device="cuda")]
+    noise.add_(grads, 50, 1.0)
+    found = torch.cat([grad.view(-1) for grad in grads]).cpu().numpy()
+    assert np.allclose(found, noise.row(50, 0, 3_000_078), atol=1e-5)
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_far_shard_is_its_slice() -> None:
+    noise = CorrelatedNoise(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), 4), KEY)
+    for offset in (2**32 - 1000, 2**36 - 1000, 2**40 + 77):
+        grad = torch.zeros(2000, device="cuda")
+        noise.add_([grad], 50, 1.0, offsets=[offset])
+        assert np.allclose(grad.cpu().numpy(), noise.row(50, offset, offset + 2000), atol=1e-5)

@@ -198,7 +198,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from corrnoise.noise import triton_programs as programs
 
-numbers = ["step", "stream", "one", "count", "use", "stride", *(f"k{i}" for i in range(8))]
+numbers = ["step", "stream_id", "one", "count", "use", "stride", *(f"k{i}" for i in range(8))]
 types = {**dict.fromkeys(numbers, "i32"), "table": "*i64", "scale": "fp32"}
 types |= {"owners": "*i32", "shapes": "*i32"}
 options = dict(BLOCK=128, FAR=False, ROUNDS=20, FAST=True, PRODUCTS=8, DTYPE=tl.bfloat16,

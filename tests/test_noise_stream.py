@@ -1,6 +1,8 @@
 """z[step, index]: the definition, random access, and bad input."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +37,16 @@ def test_definition(step, index) -> None:
     assert int(STREAM.words(step, index, index + 1)[0]) == word
     assert STREAM.normals(step, index, index + 1, np.float64)[0] == pytest.approx(z, abs=1e-13)
     assert STREAM.normals(step, index, index + 1)[0] == pytest.approx(z, abs=2e-6)
+
+
+def test_the_values_in_the_documentation() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "noise-stream.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| `([0-9a-f]{8})` \| ([-+.\d]+) \|$", text, flags=re.M)
+    assert len(rows) == 8
+    stream = NoiseStream(KEY, stream=7)
+    for index, word, z in ((int(i), int(w, 16), float(z)) for i, w, z in rows):
+        assert int(stream.words(3, index, index + 1)[0]) == word
+        assert abs(stream.normals(3, index, index + 1, np.float64)[0] - z) < 1e-12
 
 
 @settings(max_examples=40, deadline=None)

@@ -179,7 +179,7 @@ class TritonBackend:
         return {
             **self._key,
             "step": _signed(step),
-            "stream": _signed(self._stream),
+            "stream_id": _signed(self._stream),
             "one": 1,
             "BLOCK": self.tuning.block,
             "FAR": far,

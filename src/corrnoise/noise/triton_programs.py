@@ -20,31 +20,31 @@ from corrnoise.noise.triton_kernel import (
 )
 
 # Values that change from call to call, and the key: none of them may shape the compiled code.
-OPEN = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "step", "stream", "one", "count", "scale"]
+OPEN = [*(f"k{i}" for i in range(8)), "step", "stream_id", "one", "count", "scale"]
 
 
 @triton.jit
 def block_words(
-    key, counter, word13, step, stream, one, ROUNDS: tl.constexpr, PRODUCTS: tl.constexpr
+    key, counter, word13, step, stream_id, one, ROUNDS: tl.constexpr, PRODUCTS: tl.constexpr
 ):
     """The 16 words of each lane at a step."""
-    tail = counter, word13, step.to(tl.uint32, bitcast=True), stream.to(tl.uint32, bitcast=True)
+    tail = counter, word13, step.to(tl.uint32, bitcast=True), stream_id.to(tl.uint32, bitcast=True)
     return chacha_block(key, tail, one.to(tl.uint32, bitcast=True), ROUNDS, PRODUCTS)
 
 
 @triton.jit
 def draw(
-    key, counter, word13, step, stream, one,
+    key, counter, word13, step, stream_id, one,
     ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """The 16 normals of each lane at a step."""
-    words = block_words(key, counter, word13, step, stream, one, ROUNDS, PRODUCTS)
+    words = block_words(key, counter, word13, step, stream_id, one, ROUNDS, PRODUCTS)
     return normals(words, FAST)
 
 
 @triton.jit(do_not_specialize=OPEN)
 def add_weighted(
-    table, owners, weights, count, scale, step, stream, one, k0, k1, k2, k3, k4, k5, k6, k7,
+    table, owners, weights, count, scale, step, stream_id, one, k0, k1, k2, k3, k4, k5, k6, k7,
     DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
@@ -53,7 +53,7 @@ def add_weighted(
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
     noise = zeros16(BLOCK)
     for t in range(count):
-        z = draw(key, counter, word13, step + t, stream, one, ROUNDS, FAST, PRODUCTS)
+        z = draw(key, counter, word13, step + t, stream_id, one, ROUNDS, FAST, PRODUCTS)
         noise = axpy(tl.load(weights + t) * scale, z, noise)
     add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
 
@@ -61,7 +61,7 @@ def add_weighted(
 @triton.jit(do_not_specialize=[*OPEN, "use", "stride"])
 def add_lookahead(
     table, owners, weights, count, scale, use, state, stride,
-    step, stream, one, k0, k1, k2, k3, k4, k5, k6, k7,
+    step, stream_id, one, k0, k1, k2, k3, k4, k5, k6, k7,
     ROWS: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
@@ -72,7 +72,7 @@ def add_lookahead(
     for _r in tl.static_range(ROWS):
         sums = sums + (zeros16(BLOCK),)
     for t in range(count):
-        z = draw(key, counter, word13, step + t, stream, one, ROUNDS, FAST, PRODUCTS)
+        z = draw(key, counter, word13, step + t, stream_id, one, ROUNDS, FAST, PRODUCTS)
         new = ()
         for r in tl.static_range(ROWS):
             new = new + (axpy(tl.load(weights + t * ROWS + r), z, sums[r]),)
@@ -98,7 +98,7 @@ def add_stored(table, owners, vector, scale, DTYPE: tl.constexpr, BLOCK: tl.cons
 @triton.jit(do_not_specialize=[*OPEN, "stride"])
 def add_filtered(
     table, owners, coefs, shapes, scale, state, stride,
-    step, stream, one, k0, k1, k2, k3, k4, k5, k6, k7,
+    step, stream_id, one, k0, k1, k2, k3, k4, k5, k6, k7,
     SECTIONS: tl.constexpr, WRITE: tl.constexpr, DTYPE: tl.constexpr,
     BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
@@ -110,7 +110,7 @@ def add_filtered(
     """
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    x = draw(key, counter, word13, step, stream, one, ROUNDS, FAST, PRODUCTS)
+    x = draw(key, counter, word13, step, stream_id, one, ROUNDS, FAST, PRODUCTS)
     here = state + tl.load(row + 4) + start
     for k in tl.static_range(SECTIONS):
         s, slot = tl.load(shapes + 4 * k), tl.load(shapes + 4 * k + 1)
@@ -134,12 +134,12 @@ def add_filtered(
 
 @triton.jit(do_not_specialize=OPEN)
 def write_words(
-    table, owners, step, stream, one, k0, k1, k2, k3, k4, k5, k6, k7,
+    table, owners, step, stream_id, one, k0, k1, k2, k3, k4, k5, k6, k7,
     BLOCK: tl.constexpr, ROUNDS: tl.constexpr, PRODUCTS: tl.constexpr,
 ):  # fmt: skip
     """The words themselves into int32 tensors: for tests against the specification."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, True)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    words = block_words(key, counter, word13, step, stream, one, ROUNDS, PRODUCTS)
+    words = block_words(key, counter, word13, step, stream_id, one, ROUNDS, PRODUCTS)
     pointer = tl.load(row).to(tl.pointer_type(tl.uint32)) + start
     store16(pointer, words, low, high, BLOCK, False)

@@ -75,7 +75,7 @@ def _one_pair(radius_word: int, angle_word: int) -> tuple[np.ndarray, np.ndarray
     words = np.zeros(512, np.uint32).reshape(2, 256)
     words[0], words[1] = radius_word, angle_word
     out = np.empty(512, np.float32)
-    normals.box_muller(words.reshape(-1), out, normals.Scratch(512))
+    normals.box_muller(words.reshape(-1), out, normals.Scratch(np.empty(512, np.uint32)))
     exact = normals.box_muller_exact(words.reshape(-1))
     return out.reshape(2, 256)[:, 0].astype(np.float64), exact.reshape(2, 256)[:, 0]
 

@@ -32,6 +32,8 @@ MECHANISMS = {
     "band_mf": cn.mechanisms.band_mf(WORKLOAD, PART, num_bands=8),
     "blt": cn.mechanisms.blt(WORKLOAD, PART, num_buffers=3),
     "dense": cn.mechanisms.dense(WORKLOAD, PART),
+    "dense-1": cn.mechanisms.dense(WORKLOAD, PART, num_bands=1),
+    "diagonal": Mechanism("diagonal", WORKLOAD, Rational.of(denominator=[[2.0]])),
     "two-factors": Mechanism("two", WORKLOAD, Rational.of([[2.0, -0.5], [1.0, -0.25, 0.1]])),
     "mixed": Mechanism(
         "mixed", WORKLOAD, Rational.of([[2.0, -1.5, 0.3]], [[0.5, -0.2], [3.0, 1.0]])

@@ -5,6 +5,7 @@ is imported, on tensors in main memory.
 """
 
 import os
+import pickle
 import subprocess
 import sys
 
@@ -189,6 +190,11 @@ def test_addresses_and_tables_are_kept_and_renewed() -> None:
     z = [stream.normals(i, 0, 200) for i in (0, 1)]
     assert np.allclose(second.cpu().numpy(), z[0], atol=2e-6)
     assert np.allclose(first.cpu().numpy(), z[0] + z[1], atol=4e-6)
+
+
+def test_the_backend_is_not_pickled() -> None:
+    with pytest.raises(TypeError, match=r"Key\.save"):
+        pickle.dumps(backend())
 
 
 COMPILE = """

@@ -170,7 +170,7 @@ class CorrelatedNoise:
         if self._ready is None:
             raise ValueError(_INTERRUPTED)
         vectors = None if self._replay else self._vectors
-        if vectors is not None and self._device not in (None, "numpy"):
+        if vectors is not None and self._device != "numpy":
             from corrnoise.noise import torch_targets
 
             vectors = torch_targets.state_tensor(vectors)
@@ -194,6 +194,7 @@ class CorrelatedNoise:
         self._forget(found.step)
         if found.vectors is not None:
             self._layout, self._vectors, self._replay = found.layout, found.vectors, False
+            self._device = "numpy" if isinstance(data["state"], np.ndarray) else "tensor"
 
     def __repr__(self) -> str:
         return (
@@ -266,7 +267,7 @@ class CorrelatedNoise:
         recursion = self.scheme.kind == "recursion"
         # The step that the state is for (lookahead: the first of the rows made at once).
         self._ready: int | None = step if recursion else None
-        self._replay = recursion and step > 0
+        self._replay = recursion and step > 0 and self.scheme.num_vectors > 0
         self._layout: Layout | None = None
         self._device: str | None = None
         self._vectors: Any = None

@@ -75,7 +75,7 @@ class Filter:
             _check_finite(mechanism.noising)
             return Filter(mechanism, n, None, _num_bands(mechanism.strategy) - 1)
         _check_finite(mechanism.noising_coef)
-        if not mechanism.noising.denominator:
+        if mechanism.noising.denominator_terms == 1:
             return Filter(mechanism, n, min(n, mechanism.noising.numerator_terms), 0)
         past = sum(section.num_past for section in _sections(mechanism.noising))
         return Filter(mechanism, n, None, past)

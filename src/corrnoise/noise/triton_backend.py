@@ -68,9 +68,7 @@ class TritonBackend:
     def __init__(self, stream: NoiseStream, device: str, tuning: Tuning | None = None) -> None:
         self._device = torch.device(device)
         self.tuning = tuning or Tuning()
-        words = np.frombuffer(stream.key.reveal(), "<i4").tolist()
-        self._key = {f"k{i}": word for i, word in enumerate(words)}
-        self._stream, self._rounds = stream.stream, stream.rounds
+        self._stream = stream
         self._groups: OrderedDict[Any, list[_Group]] = OrderedDict()
         self._addresses: dict[int, tuple[int, ...]] = {}
         self._constants: OrderedDict[bytes, torch.Tensor] = OrderedDict()
@@ -176,14 +174,15 @@ class TritonBackend:
         return out
 
     def _draw(self, step: int, far: bool) -> dict[str, Any]:
+        words = np.frombuffer(self._stream.key.reveal(), "<i4").tolist()
         return {
-            **self._key,
+            **{f"k{i}": word for i, word in enumerate(words)},
             "step": _signed(step),
-            "stream_id": _signed(self._stream),
+            "stream_id": _signed(self._stream.stream),
             "one": 1,
             "BLOCK": self.tuning.block,
             "FAR": far,
-            "ROUNDS": self._rounds,
+            "ROUNDS": self._stream.rounds,
             "FAST": self.tuning.fast,
             "PRODUCTS": self.tuning.products,
         }

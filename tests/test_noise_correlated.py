@@ -13,6 +13,7 @@ from corrnoise import toeplitz
 from corrnoise.mechanisms import DenseMechanism, Mechanism
 from corrnoise.noise import CorrelatedNoise, Key, NoiseStream, scheme
 from corrnoise.noise.filters import Filter
+from corrnoise.noise.stream import TILE
 from corrnoise.rational import Rational
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -31,12 +32,14 @@ MECHANISMS = {
     "band_mf": cn.mechanisms.band_mf(WORKLOAD, PART, num_bands=8),
     "blt": cn.mechanisms.blt(WORKLOAD, PART, num_buffers=3),
     "dense": cn.mechanisms.dense(WORKLOAD, PART),
+    "dense-1": cn.mechanisms.dense(WORKLOAD, PART, num_bands=1),
+    "diagonal": Mechanism("diagonal", WORKLOAD, Rational.of(denominator=[[2.0]])),
     "two-factors": Mechanism("two", WORKLOAD, Rational.of([[2.0, -0.5], [1.0, -0.25, 0.1]])),
     "mixed": Mechanism(
         "mixed", WORKLOAD, Rational.of([[2.0, -1.5, 0.3]], [[0.5, -0.2], [3.0, 1.0]])
     ),
 }
-SIZES, OFFSETS = ((3, 50), (600,), (1,)), [70_000, 65_200, 3]
+SIZES, OFFSETS = ((3, 50), (600,), (1,)), [TILE + 5000, TILE - 300, 3]
 
 
 def matrix_product(mechanism, start: int, stop: int) -> np.ndarray:
@@ -119,7 +122,7 @@ def test_restart_at_any_step_from_a_saved_state(name) -> None:
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
 def test_a_shard_gets_its_slice(name, data) -> None:
-    size, base = 3000, 65_536 - 1500
+    size, base = 3000, TILE - 1500
     whole = np.zeros(size, np.float32)
     noise = CorrelatedNoise(MECHANISMS[name], KEY)
     noise.add_([whole], 0, 1.0, offsets=[base])
@@ -157,7 +160,7 @@ def test_the_default_offsets_run_on() -> None:
 
 
 def test_threads_do_not_change_a_bit() -> None:
-    size = 200_000
+    size = 4 * TILE + 77
     results = []
     for threads in (1, 2, 5):
         grad = np.zeros(size, np.float32)

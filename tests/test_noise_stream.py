@@ -1,6 +1,8 @@
 """z[step, index]: the definition, random access, and bad input."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +39,16 @@ def test_definition(step, index) -> None:
     assert STREAM.normals(step, index, index + 1)[0] == pytest.approx(z, abs=2e-6)
 
 
+def test_the_values_in_the_documentation() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "noise-stream.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| `([0-9a-f]{8})` \| ([-+.\d]+) \|$", text, flags=re.M)
+    assert len(rows) == 8
+    stream = NoiseStream(KEY, stream=7)
+    for index, word, z in ((int(i), int(w, 16), float(z)) for i, w, z in rows):
+        assert int(stream.words(3, index, index + 1)[0]) == word
+        assert abs(stream.normals(3, index, index + 1, np.float64)[0] - z) < 1e-12
+
+
 @settings(max_examples=40, deadline=None)
 @given(start=st.integers(0, 3 * TILE), size=st.integers(0, 2 * TILE), step=st.integers(0, 3))
 def test_any_slice_is_the_slice_of_the_whole(start, size, step) -> None:
@@ -63,7 +75,7 @@ def _one_pair(radius_word: int, angle_word: int) -> tuple[np.ndarray, np.ndarray
     words = np.zeros(512, np.uint32).reshape(2, 256)
     words[0], words[1] = radius_word, angle_word
     out = np.empty(512, np.float32)
-    normals.box_muller(words.reshape(-1), out, normals.Scratch(512))
+    normals.box_muller(words.reshape(-1), out, normals.Scratch(np.empty(512, np.uint32)))
     exact = normals.box_muller_exact(words.reshape(-1))
     return out.reshape(2, 256)[:, 0].astype(np.float64), exact.reshape(2, 256)[:, 0]
 

@@ -5,9 +5,9 @@ is imported, on tensors in main memory.
 """
 
 import os
+import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,43 +192,68 @@ def test_addresses_and_tables_are_kept_and_renewed() -> None:
     assert np.allclose(first.cpu().numpy(), z[0] + z[1], atol=4e-6)
 
 
-COMPILE = """
-import triton, triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from corrnoise.noise import triton_programs as programs
+def test_the_backend_is_not_pickled() -> None:
+    with pytest.raises(TypeError, match=r"Key\.save"):
+        pickle.dumps(backend())
 
-numbers = ["step", "stream_id", "one", "count", "use", "stride", *(f"k{i}" for i in range(8))]
-types = {**dict.fromkeys(numbers, "i32"), "table": "*i64", "scale": "fp32"}
-types |= {"owners": "*i32", "shapes": "*i32"}
-options = dict(BLOCK=128, FAR=False, ROUNDS=20, FAST=True, PRODUCTS=8, DTYPE=tl.bfloat16,
-               ROWS=3, SECTIONS=2, WRITE=True)
-for name in ("add_weighted", "add_lookahead", "add_stored", "add_filtered", "write_words"):
-    kernel = getattr(programs, name)
-    fixed = {k: v for k, v in options.items() if k in kernel.arg_names}
-    signature = {k: "constexpr" if k in fixed else types.get(k, "*fp32") for k in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=fixed)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    print(name, "shf.l.wrap" in made.asm["ptx"], len(made.asm["cubin"]) > 0)
+
+COMPILE = """
+import numpy as np, torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+class Hopper:  # enough of a driver to compile, with no device behind it
+    get_current_device = lambda self: 0
+    get_current_stream = lambda self, device: 0
+    get_current_target = lambda self: GPUTarget("cuda", 90, 32)
+
+driver.set_active(Hopper())
+
+import corrnoise as cn
+from corrnoise.noise import Key, NoiseStream
+from corrnoise.noise.filters import Filter
+from corrnoise.noise.triton_backend import TritonBackend
+
+made = {}
+
+def compile(kernel, group, **arguments):
+    found = kernel.warmup(group.table, group.owners, num_warps=4, grid=(1,), **arguments)
+    made.setdefault(kernel.__name__, set()).add(found.hash)
+    assert len(found.asm["cubin"]) > 0
+    assert kernel.__name__ == "add_stored" or "shf.l.wrap" in found.asm["ptx"]
+
+workload, layout, state = cn.workloads.prefix_sum(100), ((0, 4096),), torch.zeros(3, 4096)
+grads = [torch.zeros(4096)]
+bisr = Filter.of(cn.mechanisms.bisr(workload, 16))
+bsr = Filter.of(cn.mechanisms.bsr(workload, 4))
+for word in (0, 1, 16, 0x80000000):  # Triton specializes on some values of an integer: not here
+    key = Key.from_bytes(int(word).to_bytes(4, "little") * 8)
+    backend = TritonBackend(NoiseStream(key, stream=word), "cpu")
+    backend._launch = compile
+    for step in (15, 50):
+        backend.add_weighted(grads, layout, step, bisr.weights(step), 1.0)
+backend.add_lookahead(grads, layout, 48, [bisr.weights(48 + r) for r in range(3)], 0, 1.0, state)
+backend.add_stored(grads, layout, 0.5, state[0])
+backend.add_filtered(grads, layout, 50, bsr.sections(50), 1.0, state)
+backend.words(5, 0, 100)
+print({name: len(found) for name, found in made.items()})
 """
 
 
 def test_the_kernels_compile_for_hopper_without_one(tmp_path) -> None:
+    """Through Triton's own launch path, once for each kernel whatever key, step and count are."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     script = tmp_path / "compile.py"
     script.write_text(COMPILE)
     done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[1], check=False,
-    )  # fmt: skip
+        [sys.executable, str(script)], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    lines = [line.split() for line in done.stdout.splitlines()]
-    assert [line[0] for line in lines] == [
-        "add_weighted", "add_lookahead", "add_stored", "add_filtered", "write_words",
-    ]  # fmt: skip
-    assert all(line[2] == "True" for line in lines)
-    assert all(line[1] == "True" for line in lines if line[0] != "add_stored")
+    assert done.stdout.strip() == (
+        "{'add_weighted': 1, 'add_lookahead': 1, 'add_stored': 1, "
+        "'add_filtered': 1, 'write_words': 1}"
+    )
 
 
 # On a real device

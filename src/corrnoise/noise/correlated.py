@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,15 +11,15 @@ import numpy.typing as npt
 
 from corrnoise import checks, toeplitz
 from corrnoise.mechanisms import DenseMechanism, Mechanism
+from corrnoise.noise import checkpoint
 from corrnoise.noise import scheme as _scheme
-from corrnoise.noise.cpu import CpuBackend, Layout, as_array
+from corrnoise.noise.cpu import CpuBackend, Layout
 from corrnoise.noise.filters import AnyMechanism, Filter
 from corrnoise.noise.key import Key
 from corrnoise.noise.normals import Normals
 from corrnoise.noise.stream import LARGEST_WORD, NoiseStream, check_slice
 from corrnoise.noise.targets import Targets, check_scale, check_targets
 
-_VERSION = 1
 _INTERRUPTED = (
     "step must follow a finished one, but the last was interrupted and the state is damaged; "
     "load a saved state or call seek"
@@ -78,7 +77,6 @@ class CorrelatedNoise:
         checks.integer("num_steps", mechanism.num_steps, 1, LARGEST_WORD, "steps are 32-bit")
         self.stream = NoiseStream(Key.generate() if key is None else key, stream, rounds)
         self._filter = Filter.of(mechanism)
-        self._check_coefficients()
         self.scheme = _scheme.choose(self._filter, memory, self.stream.rounds)
         self._threads = (
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -172,7 +170,7 @@ class CorrelatedNoise:
         if self._ready is None:
             raise ValueError(_INTERRUPTED)
         vectors = None if self._replay else self._vectors
-        if vectors is not None and self._device not in (None, "numpy"):
+        if vectors is not None and self._device != "numpy":
             from corrnoise.noise import torch_targets
 
             vectors = torch_targets.state_tensor(vectors)
@@ -189,27 +187,14 @@ class CorrelatedNoise:
         Raises:
             ValueError: it belongs to another key, stream, mechanism or number of rounds.
         """
-        for name, value in self._identity().items():
-            if data.get(name) != value:
-                raise ValueError(
-                    f"state must have {name}={value!r} like this noise, got {data.get(name)!r}; "
-                    "load the checkpoint of this run, or build the noise as that run did"
-                )
+        checkpoint.check_identity(data, self._identity())
         if self.scheme.kind != "recursion":
             return
-        step = checks.integer("next_step", data["next_step"], 0, self.num_steps)
-        layout = tuple((int(offset), int(size)) for offset, size in data["layout"])
-        vectors = data["state"]
-        if vectors is not None:
-            shape = (self.scheme.num_vectors, sum(size for _, size in layout))
-            if tuple(vectors.shape) != shape:
-                raise ValueError(
-                    f"state must have shape {shape}, got {tuple(vectors.shape)}; it is damaged"
-                )
-            vectors = as_array(vectors)
-        self._forget(step)
-        if vectors is not None:
-            self._layout, self._vectors, self._replay = layout, vectors, False
+        found = checkpoint.restore(data, self.scheme, self.num_steps)
+        self._forget(found.step)
+        if found.vectors is not None:
+            self._layout, self._vectors, self._replay = found.layout, found.vectors, False
+            self._device = "numpy" if isinstance(data["state"], np.ndarray) else "tensor"
 
     def __repr__(self) -> str:
         return (
@@ -282,7 +267,7 @@ class CorrelatedNoise:
         recursion = self.scheme.kind == "recursion"
         # The step that the state is for (lookahead: the first of the rows made at once).
         self._ready: int | None = step if recursion else None
-        self._replay = recursion and step > 0
+        self._replay = recursion and step > 0 and self.scheme.num_vectors > 0
         self._layout: Layout | None = None
         self._device: str | None = None
         self._vectors: Any = None
@@ -298,15 +283,7 @@ class CorrelatedNoise:
         return self._backends[device]
 
     def _identity(self) -> dict[str, Any]:
-        digest = hashlib.sha256(self._filter.to_bytes()).hexdigest()[:16]
-        return {
-            "version": _VERSION,
-            "key_fingerprint": self.key.fingerprint,
-            "stream": self.stream.stream,
-            "rounds": self.stream.rounds,
-            "num_steps": self.num_steps,
-            "mechanism_digest": digest,
-        }
+        return checkpoint.identity(self.stream, self._filter)
 
     def _check_step(self, step: object) -> int:
         n = self.num_steps
@@ -319,15 +296,4 @@ class CorrelatedNoise:
             raise ValueError(
                 f"step must be {self._ready}, the next one of a recursion, got {step}; load the "
                 f"state of that step, or call seek({step}), which replays {step} steps"
-            )
-
-    def _check_coefficients(self) -> None:
-        mechanism = self._filter.mechanism
-        dense = isinstance(mechanism, DenseMechanism)
-        coef = mechanism.noising if dense else mechanism.noising_coef
-        # A NaN compares false.
-        if not np.all(np.abs(coef) <= float(np.finfo(np.float32).max)):
-            raise ValueError(
-                "mechanism must have finite coefficients of C⁻¹ in float32, got one that is not; "
-                "use fewer steps or other coefficients"
             )

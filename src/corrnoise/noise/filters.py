@@ -72,8 +72,10 @@ class Filter:
         """The filter of a mechanism, Toeplitz or dense."""
         n = mechanism.num_steps
         if isinstance(mechanism, DenseMechanism):
+            _check_finite(mechanism.noising)
             return Filter(mechanism, n, None, _num_bands(mechanism.strategy) - 1)
-        if not mechanism.noising.denominator:
+        _check_finite(mechanism.noising_coef)
+        if mechanism.noising.denominator_terms == 1:
             return Filter(mechanism, n, min(n, mechanism.noising.numerator_terms), 0)
         past = sum(section.num_past for section in _sections(mechanism.noising))
         return Filter(mechanism, n, None, past)
@@ -138,6 +140,14 @@ def _section(numerator: Array, denominator: Array) -> Section:
         bool(np.any(d[1:])),
         numerator.size == 1 and float(n[0]) == 1.0,
     )
+
+
+def _check_finite(coef: Array) -> None:
+    if not np.all(np.abs(coef) <= float(np.finfo(np.float32).max)):  # false for NaN
+        raise ValueError(
+            "mechanism must have finite coefficients of C⁻¹ in float32, got one that is not; "
+            "use fewer steps or other coefficients"
+        )
 
 
 def _num_bands(strategy: Array) -> int:

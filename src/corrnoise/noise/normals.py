@@ -90,12 +90,14 @@ def box_muller(words: Words, out: Normals, scratch: Scratch) -> None:
 
 
 class Scratch:
-    """Room for ``box_muller`` on at most ``size`` words: 8 bytes a word."""
+    """Room for ``box_muller``, beside ``spare`` words that it may overwrite: 6 bytes a word.
 
-    def __init__(self, size: int) -> None:
-        half = size // 2
-        self._floats = [np.empty(half, dtype=np.float32) for _ in range(3)]
-        self._integers = np.empty(half, dtype=np.uint32)
+    The results may be written over the same spare words.
+    """
+
+    def __init__(self, spare: Words) -> None:
+        self._floats = [np.empty(spare.size // 2, dtype=np.float32) for _ in range(3)]
+        self._integers = spare[: spare.size // 2]
 
     def views(self, groups: int) -> tuple[Normals, Normals, Normals, Words]:
         """Three float arrays and one of integers, each of shape (groups, 256)."""

@@ -68,9 +68,7 @@ class TritonBackend:
     def __init__(self, stream: NoiseStream, device: str, tuning: Tuning | None = None) -> None:
         self._device = torch.device(device)
         self.tuning = tuning or Tuning()
-        words = np.frombuffer(stream.key.reveal(), "<i4").tolist()
-        self._key = {f"k{i}": word for i, word in enumerate(words)}
-        self._stream, self._rounds = stream.stream, stream.rounds
+        self._stream = stream
         self._groups: OrderedDict[Any, list[_Group]] = OrderedDict()
         self._addresses: dict[int, tuple[int, ...]] = {}
         self._constants: OrderedDict[bytes, torch.Tensor] = OrderedDict()
@@ -176,14 +174,15 @@ class TritonBackend:
         return out
 
     def _draw(self, step: int, far: bool) -> dict[str, Any]:
+        words = np.frombuffer(self._stream.key.reveal(), "<i4").tolist()
         return {
-            **self._key,
+            **{f"k{i}": word for i, word in enumerate(words)},
             "step": _signed(step),
-            "stream_id": _signed(self._stream),
+            "stream_id": _signed(self._stream.stream),
             "one": 1,
             "BLOCK": self.tuning.block,
             "FAR": far,
-            "ROUNDS": self._rounds,
+            "ROUNDS": self._stream.rounds,
             "FAST": self.tuning.fast,
             "PRODUCTS": self.tuning.products,
         }
@@ -212,7 +211,7 @@ class TritonBackend:
         for group in groups:
             addresses = tuple(targets[k].data_ptr() for k in group.members)
             if self._addresses.get(id(group)) != addresses:
-                group.table[:, 0] = torch.tensor(addresses, dtype=torch.int64).to(self._device)
+                group.table[:, 0] = self._send(np.array(addresses, dtype=np.int64))
                 self._addresses[id(group)] = addresses
         return groups
 
@@ -225,13 +224,12 @@ class TritonBackend:
             [0, offset, size, int(begin), starts[k]]
             for k, (offset, size), begin in zip(members, places, begins[:-1], strict=True)
         ]
-        table = torch.tensor(rows, dtype=torch.int64).to(self._device)
         owners = np.repeat(np.arange(len(members), dtype=np.int32), counts)
         return _Group(
             _TYPES[dtype],
             members,
-            table,
-            torch.from_numpy(owners).to(self._device),
+            self._send(np.array(rows, dtype=np.int64)),
+            self._send(owners),
             any(offset + size > _NEAR for offset, size in places),
         )
 
@@ -239,11 +237,18 @@ class TritonBackend:
         """The array on the device; the last few are kept."""
         name = array.tobytes() + array.dtype.char.encode()
         if name not in self._constants:
-            self._constants[name] = torch.from_numpy(np.array(array).reshape(-1)).to(self._device)
+            self._constants[name] = self._send(np.array(array).reshape(-1))
             if len(self._constants) > _KEPT:
                 self._constants.popitem(last=False)
         self._constants.move_to_end(name)
         return self._constants[name]
+
+    def _send(self, array: np.ndarray) -> torch.Tensor:
+        """Copy to the device from pinned memory, so that the host does not wait for the queue."""
+        here = torch.from_numpy(array)
+        if self._device.type == "cuda":
+            here = here.pin_memory()
+        return here.to(self._device, non_blocking=True)
 
 
 def _signed(word: int) -> int:

@@ -20,7 +20,7 @@ from corrnoise.noise.triton_kernel import (
 )
 
 # Values that change from call to call, and the key: none of them may shape the compiled code.
-OPEN = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "step", "stream_id", "one", "count", "scale"]
+OPEN = [*(f"k{i}" for i in range(8)), "step", "stream_id", "one", "count", "scale"]
 
 
 @triton.jit

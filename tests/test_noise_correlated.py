@@ -343,3 +343,40 @@ def test_a_fresh_key_is_made_where_none_is_given() -> None:
     a, b = (CorrelatedNoise(MECHANISMS["dp_sgd"]) for _ in range(2))
     assert a.key != b.key
     assert not np.array_equal(a.row(0, 0, 8), b.row(0, 0, 8))
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_realized_mechanism_has_float32_coefficients_and_stays_close(name) -> None:
+    noise = CorrelatedNoise(MECHANISMS[name], KEY)
+    realized = noise.mechanism
+    again = CorrelatedNoise(realized, KEY).mechanism
+    if isinstance(realized, DenseMechanism):
+        assert np.allclose(realized.strategy, MECHANISMS[name].strategy, rtol=1e-6)
+        assert np.allclose(again.strategy, realized.strategy, rtol=1e-7)
+    else:
+        assert np.allclose(
+            realized.strategy_coef, MECHANISMS[name].strategy_coef, rtol=1e-5, atol=1e-6
+        )
+        assert np.allclose(again.noising_coef, realized.noising_coef, rtol=1e-7, atol=1e-9)
+    found = realized.sensitivity(PART).value
+    assert found == pytest.approx(MECHANISMS[name].sensitivity(PART).value, rel=1e-5)
+
+
+def test_what_is_run_is_the_realized_mechanism() -> None:
+    """A zero so close to 1 that float32 moves it: the noise follows the rounded one."""
+    n = 3000
+    wanted = 1.0 - 1.7e-6
+    mechanism = Mechanism(
+        "slow", cn.workloads.prefix_sum(n), Rational.of([[1.0, -0.5]], [[1.0, -wanted]])
+    )
+    noise = CorrelatedNoise(mechanism, KEY)
+    realized = noise.mechanism
+    z = np.stack([NoiseStream(KEY).normals(i, 0, 64, np.float64) for i in range(n)])
+    exact, meant = (toeplitz.apply(m.noising_coef, z)[-1] for m in (realized, mechanism))
+    for step in range(n):
+        grad = np.zeros(64, np.float32)
+        noise.add_([grad], step, 1.0)
+    assert np.abs(grad - exact).max() < 0.1 * np.abs(grad - meant).max()
+    part = cn.Participation(n, n // 3, 3)
+    change = realized.sensitivity(part).value / mechanism.sensitivity(part).value - 1
+    assert 0 < abs(change) < 1e-3

@@ -17,6 +17,7 @@ def test_public_names():
         "epsilon_of",
         "lower_bound",
         "mechanisms",
+        "noise",
         "workloads",
     }
     assert set(cn.mechanisms.__all__) == {
@@ -41,5 +42,14 @@ def test_import_brings_numpy_alone():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert "'numpy'" in loaded
-    for heavy in ("scipy", "torch", "triton", "matplotlib", "opacus", "jax", "dp_accounting"):
+    for heavy in (
+        "scipy",
+        "torch",
+        "triton",
+        "matplotlib",
+        "opacus",
+        "jax",
+        "dp_accounting",
+        "cryptography",
+    ):
         assert f"'{heavy}'" not in loaded

@@ -92,6 +92,14 @@ class CorrelatedNoise:
         return self._filter.num_steps
 
     @property
+    def mechanism(self) -> AnyMechanism:
+        """What is really run: the mechanism with its coefficients rounded to float32.
+
+        Calibrate the noise for this one: its sensitivity is the sensitivity of the run.
+        """
+        return self._filter.realized
+
+    @property
     def key(self) -> Key:
         """The secret, to be saved apart from checkpoints."""
         return self.stream.key

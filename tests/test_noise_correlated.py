@@ -335,8 +335,11 @@ def test_coefficients_that_are_not_finite_are_refused() -> None:
     nan = Mechanism("nan", WORKLOAD, Rational((np.array([1.0, math.nan]),), ()))
     huge = Mechanism("huge", WORKLOAD, Rational.of([[1.0]], [[1.0, -1e6]]))
     for mechanism in (nan, huge):
-        with pytest.raises(ValueError, match="finite coefficients"):
+        with pytest.raises(OverflowError, match="coefficients of C⁻¹ grow beyond float64"):
             CorrelatedNoise(mechanism, KEY)
+    large = Mechanism("large", WORKLOAD, Rational.of([[1.0]], [[1.0, -100.0]]))
+    with pytest.raises(ValueError, match="finite coefficients of C⁻¹ in float32"):
+        CorrelatedNoise(large, KEY)
 
 
 def test_a_fresh_key_is_made_where_none_is_given() -> None:

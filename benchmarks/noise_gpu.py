@@ -38,8 +38,7 @@ GOALS = {  # milliseconds at 2^28 float32
     "lookahead p=4, 2 vectors": 1.9,
 }
 TUNINGS = [
-    Tuning(block, warps, products)
-    for products in (0, 8, 10)
+    Tuning(block, warps)
     for block, warps in ((128, 4), (64, 2), (256, 8), (256, 4), (128, 2), (32, 1))
 ]
 RESULTS: dict[str, Any] = {"times_ms": {}, "checks": {}, "errors": {}, "tuning": {}}
@@ -259,7 +258,7 @@ def steps_of(noise: CorrelatedNoise, grad: torch.Tensor | list[torch.Tensor], co
 def time_regenerate(grad: torch.Tensor, quick: bool) -> dict[int, Tuning]:
     best = dict[int, Tuning]()
     for rounds in (20, 12, 8):
-        tunings = TUNINGS if rounds == 20 and not quick else TUNINGS[:3] + TUNINGS[6:8]
+        tunings = TUNINGS if rounds == 20 and not quick else TUNINGS[:3]
         best[rounds] = tune(f"chacha{rounds} p=4", lambda r=rounds: bisr(4, r), grad, tunings)
     for rounds in (20, 12, 8):
         for p in (1, 4, 16):
@@ -274,7 +273,7 @@ def time_regenerate(grad: torch.Tensor, quick: bool) -> dict[int, Tuning]:
 
 def time_memory(grad: torch.Tensor, best: dict[int, Tuning]) -> None:
     b = best.get(20, Tuning())
-    shapes = [Tuning(128, 4, b.products), Tuning(64, 2, b.products), Tuning(32, 1, b.products)]
+    shapes = [Tuning(128, 4), Tuning(64, 2), Tuning(32, 1)]
     for p, memory in ((4, 1), (4, 2), (16, 3), (16, 7)):
         m = bisr(p, memory=memory).scheme.lookahead
         name = f"lookahead p={p}, {memory} vectors"

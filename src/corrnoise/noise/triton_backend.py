@@ -41,13 +41,11 @@ class Tuning:
     Attributes:
         block: ChaCha blocks of one program, a power of 2 from 32 on.
         num_warps: warps of one program; block / (32·num_warps) blocks for each thread.
-        products: bit i makes rotation i (by 16, 12, 8, 7) a product instead of a shift.
         fast: logarithm, root, sine and cosine by the special-function unit.
     """
 
     block: int = 128
     num_warps: int = 4
-    products: int = 0
     fast: bool = True
 
 
@@ -179,12 +177,10 @@ class TritonBackend:
             **{f"k{i}": word for i, word in enumerate(words)},
             "step": _signed(step),
             "stream_id": _signed(self._stream.stream),
-            "one": 1,
             "BLOCK": self.tuning.block,
             "FAR": far,
             "ROUNDS": self._stream.rounds,
             "FAST": self.tuning.fast,
-            "PRODUCTS": self.tuning.products,
         }
 
     def _launch(self, kernel: Any, group: _Group, **arguments: Any) -> None:

@@ -10,8 +10,9 @@ for bit, the normals to a few units of the last place.
 
 What the compiler makes of it decides the speed: additions go to the multiply-add pipe, rotations
 and exclusive ors to the integer pipe, which is the bottleneck (40 of its operations an index for
-ChaCha20). Three of the four columns of the first round are the same for all indices and run on the
-uniform datapath; the fourth does not depend on the step and is hoisted out of the loop over steps.
+ChaCha20; rotating by a product on the other pipe was tried, and is slower). Three of the four
+columns of the first round are the same for all indices and run on the uniform datapath; the fourth
+does not depend on the step and is hoisted out of the loop over steps.
 """
 
 from __future__ import annotations
@@ -24,63 +25,49 @@ TABLE_COLUMNS = tl.constexpr(5)
 
 
 @triton.jit
-def rotate(x, one, LEFT: tl.constexpr, PRODUCT: tl.constexpr):
-    """X rotated left; by PRODUCT as the sum of the halves of x·2^left, on the multiply-add pipe.
-
-    ``one`` is 1, but the compiler does not know it, or it would turn the product into shifts.
-    """
-    if PRODUCT:
-        return tl.inline_asm_elementwise(
-            "{ .reg .b64 t; .reg .b32 lo, hi; mul.wide.u32 t, $1, $2; mov.b64 {lo, hi}, t;"
-            " add.u32 $0, lo, hi; }",
-            "=r,r,r",
-            [x, one << LEFT],
-            dtype=tl.uint32,
-            is_pure=True,
-            pack=1,
-        )
+def rotate(x, LEFT: tl.constexpr):
     return (x << LEFT) | (x >> (32 - LEFT))
 
 
 @triton.jit
-def quarter(a, b, c, d, one, PRODUCTS: tl.constexpr):
-    """The quarter round; bit i of PRODUCTS makes rotation i a product."""
+def quarter(a, b, c, d):
+    """The quarter round."""
     a = a + b
-    d = rotate(d ^ a, one, 16, (PRODUCTS & 1) != 0)
+    d = rotate(d ^ a, 16)
     c = c + d
-    b = rotate(b ^ c, one, 12, (PRODUCTS & 2) != 0)
+    b = rotate(b ^ c, 12)
     a = a + b
-    d = rotate(d ^ a, one, 8, (PRODUCTS & 4) != 0)
+    d = rotate(d ^ a, 8)
     c = c + d
-    b = rotate(b ^ c, one, 7, (PRODUCTS & 8) != 0)
+    b = rotate(b ^ c, 7)
     return a, b, c, d
 
 
 @triton.jit
-def chacha_block(key, tail, one, ROUNDS: tl.constexpr, PRODUCTS: tl.constexpr):
+def chacha_block(key, tail, ROUNDS: tl.constexpr):
     """The 16 words of each lane's block; ``key`` and ``tail`` are words 4 to 11 and 12 to 15."""
     s0 = tl.full((), 0x61707865, tl.uint32)
     s1 = tl.full((), 0x3320646E, tl.uint32)
     s2 = tl.full((), 0x79622D32, tl.uint32)
     s3 = tl.full((), 0x6B206574, tl.uint32)
     # The first column round on scalars wherever the counter has not come in.
-    x0, x4, x8, x12 = quarter(s0, key[0], key[4], tail[0], one, 0)
-    x1, x5, x9, x13 = quarter(s1, key[1], key[5], tail[1], one, 0)
-    x2, x6, x10, x14 = quarter(s2, key[2], key[6], tail[2], one, 0)
-    x3, x7, x11, x15 = quarter(s3, key[3], key[7], tail[3], one, 0)
-    x0, x5, x10, x15 = quarter(x0, x5, x10, x15, one, PRODUCTS)
-    x1, x6, x11, x12 = quarter(x1, x6, x11, x12, one, PRODUCTS)
-    x2, x7, x8, x13 = quarter(x2, x7, x8, x13, one, PRODUCTS)
-    x3, x4, x9, x14 = quarter(x3, x4, x9, x14, one, PRODUCTS)
+    x0, x4, x8, x12 = quarter(s0, key[0], key[4], tail[0])
+    x1, x5, x9, x13 = quarter(s1, key[1], key[5], tail[1])
+    x2, x6, x10, x14 = quarter(s2, key[2], key[6], tail[2])
+    x3, x7, x11, x15 = quarter(s3, key[3], key[7], tail[3])
+    x0, x5, x10, x15 = quarter(x0, x5, x10, x15)
+    x1, x6, x11, x12 = quarter(x1, x6, x11, x12)
+    x2, x7, x8, x13 = quarter(x2, x7, x8, x13)
+    x3, x4, x9, x14 = quarter(x3, x4, x9, x14)
     for _ in range(ROUNDS // 2 - 1):
-        x0, x4, x8, x12 = quarter(x0, x4, x8, x12, one, PRODUCTS)
-        x1, x5, x9, x13 = quarter(x1, x5, x9, x13, one, PRODUCTS)
-        x2, x6, x10, x14 = quarter(x2, x6, x10, x14, one, PRODUCTS)
-        x3, x7, x11, x15 = quarter(x3, x7, x11, x15, one, PRODUCTS)
-        x0, x5, x10, x15 = quarter(x0, x5, x10, x15, one, PRODUCTS)
-        x1, x6, x11, x12 = quarter(x1, x6, x11, x12, one, PRODUCTS)
-        x2, x7, x8, x13 = quarter(x2, x7, x8, x13, one, PRODUCTS)
-        x3, x4, x9, x14 = quarter(x3, x4, x9, x14, one, PRODUCTS)
+        x0, x4, x8, x12 = quarter(x0, x4, x8, x12)
+        x1, x5, x9, x13 = quarter(x1, x5, x9, x13)
+        x2, x6, x10, x14 = quarter(x2, x6, x10, x14)
+        x3, x7, x11, x15 = quarter(x3, x7, x11, x15)
+        x0, x5, x10, x15 = quarter(x0, x5, x10, x15)
+        x1, x6, x11, x12 = quarter(x1, x6, x11, x12)
+        x2, x7, x8, x13 = quarter(x2, x7, x8, x13)
+        x3, x4, x9, x14 = quarter(x3, x4, x9, x14)
     return (
         x0 + s0,
         x1 + s1,

@@ -20,40 +20,38 @@ from corrnoise.noise.triton_kernel import (
 )
 
 # Values that change from call to call, and the key: none of them may shape the compiled code.
-OPEN = [*(f"k{i}" for i in range(8)), "step", "stream_id", "one", "count", "scale"]
+OPEN = [*(f"k{i}" for i in range(8)), "step", "stream_id", "count", "scale"]
 
 
 @triton.jit
-def block_words(
-    key, counter, word13, step, stream_id, one, ROUNDS: tl.constexpr, PRODUCTS: tl.constexpr
-):
+def block_words(key, counter, word13, step, stream_id, ROUNDS: tl.constexpr):
     """The 16 words of each lane at a step."""
     tail = counter, word13, step.to(tl.uint32, bitcast=True), stream_id.to(tl.uint32, bitcast=True)
-    return chacha_block(key, tail, one.to(tl.uint32, bitcast=True), ROUNDS, PRODUCTS)
+    return chacha_block(key, tail, ROUNDS)
 
 
 @triton.jit
 def draw(
-    key, counter, word13, step, stream_id, one,
-    ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
+    key, counter, word13, step, stream_id,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """The 16 normals of each lane at a step."""
-    words = block_words(key, counter, word13, step, stream_id, one, ROUNDS, PRODUCTS)
+    words = block_words(key, counter, word13, step, stream_id, ROUNDS)
     return normals(words, FAST)
 
 
 @triton.jit(do_not_specialize=OPEN)
 def add_weighted(
-    table, owners, weights, count, scale, step, stream_id, one, k0, k1, k2, k3, k4, k5, k6, k7,
+    table, owners, weights, count, scale, step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
     DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
-    ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Gradient += scale·Σ_t weights[t]·z[step + t] for t < count: one read, one write."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
     noise = zeros16(BLOCK)
     for t in range(count):
-        z = draw(key, counter, word13, step + t, stream_id, one, ROUNDS, FAST, PRODUCTS)
+        z = draw(key, counter, word13, step + t, stream_id, ROUNDS, FAST)
         noise = axpy(tl.load(weights + t) * scale, z, noise)
     add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
 
@@ -61,9 +59,9 @@ def add_weighted(
 @triton.jit(do_not_specialize=[*OPEN, "use", "stride"])
 def add_lookahead(
     table, owners, weights, count, scale, use, state, stride,
-    step, stream_id, one, k0, k1, k2, k3, k4, k5, k6, k7,
+    step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
     ROWS: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
-    ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Rows Σ_t weights[t, r]·z[step + t], r < ROWS: row ``use`` is added, rows 1, … are stored."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
@@ -72,7 +70,7 @@ def add_lookahead(
     for _r in tl.static_range(ROWS):
         sums = sums + (zeros16(BLOCK),)
     for t in range(count):
-        z = draw(key, counter, word13, step + t, stream_id, one, ROUNDS, FAST, PRODUCTS)
+        z = draw(key, counter, word13, step + t, stream_id, ROUNDS, FAST)
         new = ()
         for r in tl.static_range(ROWS):
             new = new + (axpy(tl.load(weights + t * ROWS + r), z, sums[r]),)
@@ -98,10 +96,10 @@ def add_stored(table, owners, vector, scale, DTYPE: tl.constexpr, BLOCK: tl.cons
 @triton.jit(do_not_specialize=[*OPEN, "stride"])
 def add_filtered(
     table, owners, coefs, shapes, scale, state, stride,
-    step, stream_id, one, k0, k1, k2, k3, k4, k5, k6, k7,
+    step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
     SECTIONS: tl.constexpr, WRITE: tl.constexpr, DTYPE: tl.constexpr,
     BLOCK: tl.constexpr, FAR: tl.constexpr,
-    ROUNDS: tl.constexpr, FAST: tl.constexpr, PRODUCTS: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """z[step] through the sections of ``filters``; the state moves on, the output is added.
 
@@ -110,7 +108,7 @@ def add_filtered(
     """
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    x = draw(key, counter, word13, step, stream_id, one, ROUNDS, FAST, PRODUCTS)
+    x = draw(key, counter, word13, step, stream_id, ROUNDS, FAST)
     here = state + tl.load(row + 4) + start
     for k in tl.static_range(SECTIONS):
         s, slot = tl.load(shapes + 4 * k), tl.load(shapes + 4 * k + 1)
@@ -134,12 +132,12 @@ def add_filtered(
 
 @triton.jit(do_not_specialize=OPEN)
 def write_words(
-    table, owners, step, stream_id, one, k0, k1, k2, k3, k4, k5, k6, k7,
-    BLOCK: tl.constexpr, ROUNDS: tl.constexpr, PRODUCTS: tl.constexpr,
+    table, owners, step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
+    BLOCK: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """The words themselves into int32 tensors: for tests against the specification."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, True)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    words = block_words(key, counter, word13, step, stream_id, one, ROUNDS, PRODUCTS)
+    words = block_words(key, counter, word13, step, stream_id, ROUNDS)
     pointer = tl.load(row).to(tl.pointer_type(tl.uint32)) + start
     store16(pointer, words, low, high, BLOCK, False)

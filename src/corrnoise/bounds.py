@@ -68,11 +68,7 @@ def lower_bound(workload: Workload, participation: Participation) -> float:
 
 def lower_bounds(workload: Workload, participation: Participation) -> LowerBounds:
     """Every part of the lower bound, evaluated: O(n log n), or O(n³) for n up to 512."""
-    if participation.num_steps != workload.num_steps:
-        raise ValueError(
-            f"participation.num_steps must be the workload's {workload.num_steps}, "
-            f"got {participation.num_steps}; build both for the same number of steps"
-        )
+    participation.check_steps(workload.num_steps, "workload")
     n = workload.num_steps
     spacing = max(participation.min_sep, -(-n // participation.max_participations))
     return LowerBounds(

@@ -47,6 +47,14 @@ class Participation:
         """The earliest pattern 0, b, 2b, …, (k-1)b, the worst one for most mechanisms."""
         return np.arange(self.max_participations, dtype=np.int64) * self.min_sep
 
+    def check_steps(self, num_steps: int, owner: str) -> None:
+        """Raise unless this participation is for as many steps as its workload or mechanism."""
+        if self.num_steps != num_steps:
+            raise ValueError(
+                f"participation.num_steps must be the {owner}'s {num_steps}, got "
+                f"{self.num_steps}; build both for the same number of steps"
+            )
+
     def to_dict(self) -> dict[str, int]:
         """A plain dictionary, for JSON."""
         return asdict(self)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from corrnoise import checks
 from corrnoise.accounting import balls_in_bins
-from corrnoise.accounting.balls_in_bins import Estimate
+from corrnoise.accounting.balls_in_bins import Direction, Estimate
 from corrnoise.accounting.bins import Bins
 from corrnoise.accounting.progress import Progress, bar
 
@@ -59,21 +59,10 @@ class Search:
         """Whether the full number of draws would certify δ here, as far as a few can tell."""
         if self.bins.num_bins == 1:
             return False
-        for direction in ("remove", "add"):
-            if direction == "add" and self._add_is_small(sigma, epsilon):
-                continue
-            found = balls_in_bins.estimate(
-                self.bins,
-                sigma,
-                epsilon,
-                direction,
-                samples=self.few,
-                failure_probability=self.draws.failure_probability / 4.0,
-                seed=(self.draws.seed, 0),
-            )
-            if found.upper_with(self.samples) > self.delta:
-                return False
-        return True
+        found = self._estimates(
+            sigma, epsilon, self.few, self.draws.failure_probability / 4.0, (self.draws.seed, 0)
+        )
+        return all(e.upper_with(self.samples) <= self.delta for e in found)
 
     def confirm(
         self, start: float, most: float, point: Callable[[float], tuple[float, float]]
@@ -94,27 +83,36 @@ class Search:
         return most, None
 
     def _certificate(self, sigma: float, epsilon: float, attempt: int) -> Estimate:
-        """The larger of the two directions."""
-        worst: Estimate | None = None
-        for direction in ("remove", "add"):
-            if direction == "add" and self._add_is_small(sigma, epsilon):
-                continue
-            found = balls_in_bins.estimate(
+        """The larger of the two directions, from draws that nothing else has seen."""
+        failure = self.draws.failure_probability / 2.0 ** (attempt + 1)
+        seed = (self.draws.seed, attempt)
+        found = self._estimates(sigma, epsilon, self.samples, failure, seed, self.draws.progress)
+        return max(found, key=lambda estimate: estimate.upper)
+
+    def _estimates(
+        self,
+        sigma: float,
+        epsilon: float,
+        samples: int,
+        failure_probability: float,
+        seed: tuple[int, int],
+        progress: Progress | None = None,
+    ) -> Iterator[Estimate]:
+        """δ of removing and, unless a bound with no sampling settles it, of adding."""
+        directions: list[Direction] = ["remove"]
+        if balls_in_bins.add_bound(self.bins, sigma, epsilon) > self.delta:
+            directions.append("add")
+        for index, direction in enumerate(directions):
+            yield balls_in_bins.estimate(
                 self.bins,
                 sigma,
                 epsilon,
                 direction,
-                samples=self.samples,
-                failure_probability=self.draws.failure_probability / 2.0 ** (attempt + 1),
-                seed=(self.draws.seed, attempt, int(direction == "add")),
-                progress=self.draws.progress,
+                samples=samples,
+                failure_probability=failure_probability,
+                seed=(*seed, index),
+                progress=progress,
             )
-            worst = found if worst is None or found.upper > worst.upper else worst
-        assert worst is not None
-        return worst
-
-    def _add_is_small(self, sigma: float, epsilon: float) -> bool:
-        return balls_in_bins.add_bound(self.bins, sigma, epsilon) <= self.delta
 
 
 def bisect(private: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from corrnoise.error import ErrorKind, check_kind
 from corrnoise.mechanisms.mechanism import Mechanism
 from corrnoise.mechanisms.optimizer import FactorGradients, optimize
-from corrnoise.mechanisms.square_root import bands, check_steps
+from corrnoise.mechanisms.square_root import bands
 from corrnoise.participation import Participation
 from corrnoise.rational import Rational
 from corrnoise.workloads import Workload
@@ -50,7 +50,7 @@ def band_inv_mf(
     >>> round(m.rmse(part), 3), m.sensitivity(part).exact
     (7.964, True)
     """
-    check_steps(workload, participation)
+    participation.check_steps(workload.num_steps, "workload")
     p = bands(num_bands, workload)
     coef = workload.inverse_sqrt_coef(p)
     start = coef[1:] / coef[0]

@@ -19,7 +19,6 @@ from corrnoise import checks
 from corrnoise.error import ErrorKind, check_kind
 from corrnoise.mechanisms.mechanism import Mechanism
 from corrnoise.mechanisms.optimizer import FactorGradients, optimize
-from corrnoise.mechanisms.square_root import check_steps
 from corrnoise.participation import Participation
 from corrnoise.rational import Rational
 from corrnoise.workloads import Workload
@@ -71,7 +70,7 @@ def blt(
     >>> round(m.rmse(part), 3), m.sensitivity(part).exact
     (6.669, True)
     """
-    check_steps(workload, participation)
+    participation.check_steps(workload.num_steps, "workload")
     n = workload.num_steps
     d = checks.integer("num_buffers", num_buffers, 1, n, "more buffers than steps gain nothing")
     # The slowest pole forgets within an epoch, or as fast as the workload itself does.

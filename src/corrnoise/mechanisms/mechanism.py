@@ -86,13 +86,6 @@ class _Factorization:
         """Root of the expected squared error of each step, with unit noise; length n."""
         return self.sensitivity(participation).value * np.sqrt(self._step_squares)
 
-    def _check(self, participation: Participation) -> None:
-        if participation.num_steps != self.num_steps:
-            raise ValueError(
-                f"participation.num_steps must be the mechanism's {self.num_steps}, "
-                f"got {participation.num_steps}; build both for the same number of steps"
-            )
-
 
 @dataclass(frozen=True)
 class Mechanism(_Factorization):
@@ -148,7 +141,7 @@ class Mechanism(_Factorization):
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """The sensitivity of C: exact or a certified upper bound, and it says which."""
-        self._check(participation)
+        participation.check_steps(self.num_steps, "mechanism")
         return _sensitivity.of_toeplitz(self.strategy_coef, participation)
 
     def first(self, num_steps: int) -> Mechanism:
@@ -212,7 +205,7 @@ class DenseMechanism(_Factorization):
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """The sensitivity of C: exact where C has at most b bands."""
-        self._check(participation)
+        participation.check_steps(self.num_steps, "mechanism")
         return _sensitivity.of_matrix(self.strategy, participation)
 
     def first(self, num_steps: int) -> DenseMechanism:

@@ -83,15 +83,6 @@ def bisr(
     return banded(_least_integer(lambda p: banded(p).rmse(participation), workload.num_steps))
 
 
-def check_steps(workload: Workload, participation: Participation) -> None:
-    """Raise unless both are for one number of steps."""
-    if participation.num_steps != workload.num_steps:
-        raise ValueError(
-            f"participation.num_steps must be the workload's {workload.num_steps}, "
-            f"got {participation.num_steps}; build both for the same number of steps"
-        )
-
-
 def bands(num_bands: object, workload: Workload) -> int:
     """Return ``num_bands`` if it is in [1, n], or raise."""
     n = workload.num_steps

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import math
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 import corrnoise as cn
-from corrnoise.accounting import gaussian, poisson, valid_samplings
+from corrnoise.accounting import certificate, gaussian, poisson, valid_samplings
 from corrnoise.rational import Rational
 
 CIFAR = cn.Participation(980, 98, 10)
@@ -280,3 +281,33 @@ SHORT = cn.Participation(8, 4, 2)
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_attempts_share_the_failure_probability_and_never_the_draws(monkeypatch):
+    """Three certificates are made to fail: all of them together may be wrong with 1e-6 at most."""
+    genuine = certificate.balls_in_bins.estimate
+    calls = []
+
+    def recorded(bins, sigma, epsilon, direction, **options):
+        found = genuine(bins, sigma, epsilon, direction, **options)
+        calls.append((options["seed"], options["failure_probability"], direction))
+        attempt = options["seed"][1]
+        return dataclasses.replace(found, mean=1.0) if 1 <= attempt <= 3 else found
+
+    monkeypatch.setattr(certificate.balls_in_bins, "estimate", recorded)
+    c = cn.calibrate(
+        MECHANISMS["bsr"],
+        CIFAR,
+        epsilon=9,
+        delta=1e-5,
+        sampling="balls-in-bins",
+        samples=20_000,
+        failure_probability=1e-6,
+    )
+    attempts = [call for call in calls if call[0][1] > 0]
+    assert c.kind == "certified"
+    assert len({seed[1] for seed, _, _ in attempts}) >= 4
+    # Each direction of each attempt may fail; room is kept for a direction that was not sampled.
+    assert sum(2 * eta for _, eta, direction in attempts if direction == "remove") <= 1e-6
+    assert len({seed for seed, _, _ in attempts}) == len(attempts)
+    assert not {seed for seed, _, _ in attempts} & {s for s, _, _ in calls if s[1] == 0}

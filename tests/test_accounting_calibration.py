@@ -142,6 +142,12 @@ def test_stopping_early_costs_less_and_never_more(sampling):
         cn.epsilon_of(c, 101)
 
 
+def test_stopping_early_knows_its_options():
+    c = cn.calibrate(MECHANISMS["bsr"], CIFAR, epsilon=4, delta=1e-5)
+    with pytest.raises(TypeError, match="sample"):
+        cn.epsilon_of(c, 10, sample=1000)
+
+
 def test_stopping_early_with_fixed_batches_is_the_shorter_run():
     participation = cn.Participation(100, 10, 10)
     c = cn.calibrate(

@@ -48,7 +48,7 @@ def test_wrong_secrets_are_refused_and_not_repeated(secret) -> None:
 
 def test_a_raw_key_in_the_wrong_place_is_not_repeated() -> None:
     with pytest.raises(ValueError, match="key must be a Key, got bytes") as caught:
-        NoiseStream(SECRET)  # type: ignore[arg-type]
+        NoiseStream(SECRET)
     assert not any(text in str(caught.value) for text in _spellings())
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corrnoise import Participation, mechanisms, sensitivity, workloads
+from corrnoise import Participation, mechanisms, sensitivity, toeplitz, workloads
 
 TINY = 1e-12
 
@@ -168,6 +168,21 @@ def test_heaviest_pattern_matches_brute_force(k):
     assert total == pytest.approx(best)
     assert total == pytest.approx(weight[pattern].sum())
     assert np.all(np.diff(pattern) >= 2)
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0, 1), (0.99, 1), (0.95, 0.99999)])
+@pytest.mark.parametrize("p", [97, 1000, 4000])
+def test_rounding_of_the_transforms_is_far_below_what_is_promised(monkeypatch, p, momentum, decay):
+    """The C of long bands comes from FFTs; filters give the reference. The promise is 1e-11."""
+    n = 1 << 13
+    participation = Participation(n, n // 4, 4)
+    workload = workloads.sgd(n, momentum=momentum, decay=decay)
+    fast = mechanisms.bisr(workload, p).sensitivity(participation)
+    monkeypatch.setattr(toeplitz, "_LONGEST_DIVISOR", n)
+    slow = mechanisms.bisr(workload, p).sensitivity(participation)
+    assert fast.exact
+    assert slow.exact
+    assert fast.value == pytest.approx(slow.value, rel=sensitivity.ROUNDING / 10)
 
 
 def test_prints_what_it_is():

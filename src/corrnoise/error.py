@@ -36,7 +36,7 @@ def reduce_squares(squares: Array, kind: ErrorKind) -> float:
 
 
 def coefficient_weights(num_steps: int, kind: ErrorKind) -> Array:
-    """W with Σ_t w_t d_t² = reduce_squares(step_squares(d), kind)."""
+    """The w with Σ_t w_t d_t² = reduce_squares(step_squares(d), kind)."""
     if kind == "mean":
         return np.arange(num_steps, 0, -1) / num_steps
     return np.ones(num_steps)

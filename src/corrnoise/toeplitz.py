@@ -29,7 +29,7 @@ def impulse(num_steps: int) -> Array:
 def dot(left: Array, right: Array) -> float:
     """Σ_t left[t]·right[t], summed pairwise.
 
-    Not BLAS: its threads, woken for every long vector, cost an optimiser ten times the arithmetic.
+    Not BLAS: its threads, woken for every long vector, cost an optimiser more than the arithmetic.
     """
     return float(np.sum(left * right))
 

@@ -226,16 +226,27 @@ def account(
     return Calibration(mechanism, participation, sampling, sigma, epsilon, delta, "bound")
 
 
-def epsilon_of(plan: Any, steps_taken: int, **options: Any) -> float:
+def epsilon_of(
+    plan: Any,
+    steps_taken: int,
+    *,
+    samples: int | None = None,
+    seed: int = 0,
+    progress: Progress | bool | None = None,
+) -> float:
     """The ε spent by the first steps of a calibrated run, never more than the whole run's.
 
-    Valid for a number of steps that was not chosen by looking at what the run released; a run that
-    stops for such a reason quotes the whole ε.
+    It is exact, a bound or certified as the whole run's own ε is (``Calibration.kind``); where
+    certified, from draws of its own, with the same failure probability once more. Valid for a
+    number of steps that was not chosen by looking at what the run released; a run that stops for
+    such a reason quotes the whole ε.
 
     Args:
         plan: a ``Calibration``, or anything that has one as ``.calibration``.
         steps_taken: in [0, num_steps].
-        options: ``samples``, ``seed``, ``progress`` as in ``account``, for balls-in-bins.
+        samples: as in ``account``, for balls-in-bins.
+        seed: likewise.
+        progress: likewise.
     """
     whole: Calibration = getattr(plan, "calibration", plan)
     n, b = whole.participation.num_steps, whole.participation.min_sep
@@ -245,9 +256,7 @@ def epsilon_of(plan: Any, steps_taken: int, **options: Any) -> float:
     mechanism = whole.mechanism.first(taken)
     failure = whole.failure_probability or 1e-9
     if whole.sampling == "balls-in-bins":
-        draws = Draws.checked(
-            failure, options.get("samples"), options.get("seed", 0), options.get("progress")
-        )
+        draws = Draws.checked(failure, samples, seed, progress)
         part = Participation(taken, min(b, taken), -(-taken // b))
         bins = _bins(mechanism, b)
         spent = _account_bins(

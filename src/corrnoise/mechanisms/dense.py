@@ -43,8 +43,8 @@ def dense(
 ) -> DenseMechanism:
     """The lower-triangular C, p-banded but not Toeplitz, with the least error.
 
-    O(n³) an evaluation and about a thousand of them: 5 s at n = 256 and half a minute at n = 512
-    with one BLAS thread (OPENBLAS_NUM_THREADS=1); more threads are slower at this size.
+    O(n³) an evaluation and about a thousand of them: seconds at n = 256. More than one BLAS thread
+    is slower at this size, much slower on a busy machine (OPENBLAS_NUM_THREADS=1).
 
     Args:
         workload: A, with at most 1024 steps.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -54,7 +55,7 @@ class Optimization:
 
 
 @dataclass(frozen=True)
-class _Factorization:
+class _Factorization(ABC):
     """What Toeplitz and dense factorizations share: errors in units of the noise per clip norm."""
 
     name: str
@@ -62,16 +63,16 @@ class _Factorization:
 
     @property
     def num_steps(self) -> int:
-        """N."""
+        """Number of steps, n."""
         return self.workload.num_steps
 
     @cached_property
-    def _step_squares(self) -> Array:
-        raise NotImplementedError
+    @abstractmethod
+    def _step_squares(self) -> Array: ...
 
+    @abstractmethod
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """The sensitivity of C: exact or a certified upper bound, and it says which."""
-        raise NotImplementedError
 
     def rmse(self, participation: Participation) -> float:
         """The paper's E(B, C) with unit noise: sens(C)·‖B‖_F/√n, with the certified sensitivity."""

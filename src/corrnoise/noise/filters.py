@@ -48,7 +48,7 @@ class Section:
 
     @property
     def num_past(self) -> int:
-        """S."""
+        """Number of past values, s."""
         return self.feedback.size
 
 
@@ -118,8 +118,8 @@ class Filter:
     def realized(self) -> AnyMechanism:
         """The mechanism that this filter runs: its coefficients are rounded to float32.
 
-        Near a pole or zero at 1 that rounding moves the sensitivity by more than float64 would
-        (a part in 10⁴ for some thousands of steps), so a guarantee is priced for this mechanism.
+        Near a pole or zero at 1 that rounding moves the sensitivity far more than float64 would,
+        so a guarantee is priced for this mechanism.
         """
         if isinstance(self.mechanism, DenseMechanism):
             rows = [self.sections(step)[0] for step in range(self.num_steps)]

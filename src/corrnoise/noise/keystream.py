@@ -22,7 +22,7 @@ def fill(out: Words, key: bytes, *, stream: int, step: int, block: int, rounds: 
     State words 12 to 15 are the low and the high half of the block number, the step and the stream
     id, so that a step has 2^64 blocks. ChaCha20 comes from OpenSSL where the ``cryptography``
     package is installed; fewer rounds, or no such package, from the NumPy reference, the same
-    words some ten times slower.
+    words, more slowly.
     """
     done, total = 0, out.size // WORDS_PER_BLOCK
     while done < total:

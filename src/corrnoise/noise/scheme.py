@@ -19,9 +19,9 @@ from typing import Literal
 
 from corrnoise.noise.filters import Filter
 
-# A draw for d indices, in units of the time to read d float32 values: the slopes of the table in
-# docs/noise-stream.md on one H200. On a CPU a draw is dearer still, and the choice the same.
-DRAW_COST = {20: 2.8, 12: 1.8, 8: 1.25}
+# A draw for d indices, in units of the time to read d float32 values (half a copy): the slopes
+# between p = 1 and p = 4 in benchmarks/noise-h200.md. On a CPU a draw is dearer still.
+DRAW_COST = {20: 2.9, 12: 1.9, 8: 1.3}
 LARGEST_LOOKAHEAD = 8  # a GPU thread keeps 16 sums per row in registers
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 from pathlib import Path
 from typing import NoReturn, final
 
@@ -83,19 +84,21 @@ class Key:
             ValueError: the file exists.
         """
         place = Path(path)
+        # mkstemp gives mode 0600 whatever the umask says; the link appears whole or not at all.
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
         try:
-            handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(b"corrnoise-key-v1 " + self.__secret.hex().encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(name, place)
         except FileExistsError:
             raise ValueError(
                 f"path must not exist yet, got {place}; a key is never overwritten: "
                 "load it, or choose another path"
             ) from None
-        with os.fdopen(handle, "wb") as file:
-            if os.name == "posix":
-                os.fchmod(handle, 0o600)  # whatever the umask says
-            file.write(b"corrnoise-key-v1 " + self.__secret.hex().encode() + b"\n")
-            file.flush()
-            os.fsync(handle)
+        finally:
+            os.unlink(name)
 
     @property
     def fingerprint(self) -> str:

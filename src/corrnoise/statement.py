@@ -1,0 +1,191 @@
+"""What a run promises, on one page: for a reviewer to read, and to recompute."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from corrnoise.planning import Plan
+
+_SAMPLING = {
+    "fixed": "fixed batches in a fixed order; a removed example leaves its place empty",
+    "balls-in-bins": "balls-in-bins: each example in one random bin, the bins visited in turn",
+    "poisson": "Poisson: each example in each step with probability 1/b",
+    "cyclic-poisson": "cyclic Poisson: each example in one of p groups, the groups visited in turn",
+}
+_ACCOUNTANT = {
+    "fixed": "analytic Gaussian mechanism on the sensitivity of C",
+    "balls-in-bins": "importance sampling of the dominating pair of balls-in-bins",
+    "poisson": "privacy loss distribution (dp_accounting)",
+    "cyclic-poisson": "privacy loss distribution (dp_accounting)",
+}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A privacy statement, as text or JSON.
+
+    Attributes:
+        epsilon: ε of what was released so far, at ``delta``.
+        planned_epsilon: ε of the whole run; what to quote where the stop depended on results.
+        kind: "exact", "bound" or "certified", as in ``Calibration``.
+        failure_probability: of the certificate; 0 unless certified.
+        steps_taken: the steps released.
+        clip_norm: C, the largest norm of one example's gradient.
+        noise_multiplier: the standard deviation of z over C.
+        sensitivity: of the strategy matrix, and whether it is exact.
+        versions: of the software that made the numbers.
+    """
+
+    epsilon: float
+    delta: float
+    planned_epsilon: float
+    kind: str
+    failure_probability: float
+    epsilon_without_sampling: float | None
+    unit: str
+    neighbours: str
+    mechanism: str
+    num_steps: int
+    steps_taken: int
+    min_sep: int
+    max_participations: int
+    num_examples: int
+    batch_size: int
+    sampling: str
+    accountant: str
+    clip_norm: float
+    noise_multiplier: float
+    sensitivity: float
+    sensitivity_exact: bool
+    noise_source: str
+    key_fingerprint: str | None
+    run_id: str | None
+    versions: dict[str, str]
+
+    @staticmethod
+    def of(
+        plan: Plan,
+        *,
+        clip_norm: float,
+        steps_taken: int | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_source: str = "ChaCha20 keystream, Box-Muller",
+        key_fingerprint: str | None = None,
+        run_id: str | None = None,
+    ) -> Statement:
+        """The statement of a plan, or of a run of it that took some steps.
+
+        Args:
+            plan: what was promised.
+            clip_norm: C.
+            steps_taken: all by default.
+            epsilon: what these steps spent; the whole run's by default.
+            delta: at which; the plan's by default.
+            noise_source: where the normals come from.
+            key_fingerprint: of the noise key.
+            run_id: of the run.
+        """
+        what, part = plan.calibration, plan.participation
+        found = plan.mechanism.sensitivity(part)
+        return Statement(
+            epsilon=what.epsilon if epsilon is None else epsilon,
+            delta=what.delta if delta is None else delta,
+            planned_epsilon=what.epsilon,
+            kind=what.kind,
+            failure_probability=what.failure_probability,
+            epsilon_without_sampling=what.epsilon_without_sampling,
+            unit=what.unit,
+            neighbours=what.neighbours,
+            mechanism=repr(plan.mechanism),
+            num_steps=part.num_steps,
+            steps_taken=part.num_steps if steps_taken is None else steps_taken,
+            min_sep=part.min_sep,
+            max_participations=part.max_participations,
+            num_examples=plan.num_examples,
+            batch_size=plan.batch_size,
+            sampling=_SAMPLING[what.sampling],
+            accountant=_ACCOUNTANT[what.sampling],
+            clip_norm=clip_norm,
+            noise_multiplier=what.noise_multiplier,
+            sensitivity=found.value,
+            sensitivity_exact=found.exact,
+            noise_source=noise_source,
+            key_fingerprint=key_fingerprint,
+            run_id=run_id,
+            versions=versions(),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """``to_dict`` as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_text(self) -> str:
+        """One page for a person."""
+        kind = {
+            "exact": "exact",
+            "bound": "a proven upper bound",
+            "certified": "an upper bound, certified by sampling; it fails with probability at "
+            f"most {self.failure_probability:g}",
+        }[self.kind]
+        rows = [
+            ("Unit", f"one {self.unit}; neighbouring datasets: {self.neighbours}"),
+            ("ε is", kind),
+            ("Steps", f"{self.steps_taken} of {self.num_steps} released"),
+            ("Whole run", f"ε = {self.planned_epsilon:.5g} at the plan's δ"),
+            (
+                "Participation",
+                f"at most {self.max_participations} times (k), at least {self.min_sep} steps (b) "
+                "apart",
+            ),
+            ("Sampling", self.sampling),
+            ("Dataset", f"{self.num_examples} examples, {self.batch_size} expected in a batch"),
+            ("Mechanism", self.mechanism),
+            (
+                "Sensitivity of C",
+                f"{self.sensitivity:.6g}, {'exact' if self.sensitivity_exact else 'upper bound'}",
+            ),
+            ("Clip norm", f"{self.clip_norm:g}"),
+            ("Noise", f"standard deviation {self.noise_multiplier:.6g} × clip norm"),
+            ("Noise source", self.noise_source),
+            ("Accountant", self.accountant),
+        ]
+        if self.epsilon_without_sampling is not None:
+            rows.append(
+                ("With certainty", f"ε = {self.epsilon_without_sampling:.5g} for the whole run")
+            )
+        if self.key_fingerprint:
+            rows.append(("Key", f"fingerprint {self.key_fingerprint}"))
+        if self.run_id:
+            rows.append(("Run", self.run_id))
+        rows.append(("Versions", ", ".join(f"{k} {v}" for k, v in self.versions.items())))
+        width = max(len(name) for name, _ in rows)
+        head = f"This training is ({self.epsilon:.5g}, {self.delta:.3g})-differentially private."
+        foot = (
+            "It assumes arithmetic without rounding, a key that nobody else has, and a number of\n"
+            "steps that was not chosen by looking at the results (else quote the whole run). It\n"
+            "does not cover other uses of the data, such as a search for hyperparameters."
+        )
+        body = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+        return f"{head}\n\n{body}\n\n{foot}\n"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers came from."""
+    found = {"python": platform.python_version()}
+    for name in ("corrnoise", "numpy", "scipy", "torch", "opacus", "dp_accounting"):
+        if name in sys.modules:
+            try:
+                found[name] = metadata.version(name.replace("_", "-"))
+            except metadata.PackageNotFoundError:
+                found[name] = getattr(sys.modules[name], "__version__", "unknown")
+    return found

@@ -1,0 +1,135 @@
+"""Checkpoints that a crash cannot spoil: written beside the old one, then put in its place.
+
+The file is what Opacus writes, a dictionary saved by torch, so that its tools can read it; its
+SHA-256 is the comment of the ZIP archive that such a file is. The one before it stays as
+``PATH.previous``. A checkpoint is read only if the digest fits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from corrnoise.ledger import sync_folder
+
+_NAME = b"corrnoise-sha256:"
+_TRAILER = (len(_NAME) + 32).to_bytes(2, "little") + _NAME
+_CHUNK = 1 << 20
+
+
+def save(data: Mapping[str, Any], path: Any, **torch_save_kwargs: Any) -> None:
+    """Write a checkpoint atomically; a file object is simply written to."""
+    if not isinstance(path, (str, os.PathLike)):
+        torch.save(data, path, **torch_save_kwargs)
+        return
+    place = Path(path)
+    handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            torch.save(data, file, **torch_save_kwargs)
+            _sign(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if place.exists():
+            # A link, so that there is a whole checkpoint under this name at every moment.
+            spare = Path(name + ".previous")
+            os.link(place, spare)
+            os.replace(spare, previous(place))
+        os.replace(name, place)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync_folder(place.parent)
+
+
+def load(path: Any, **torch_load_kwargs: Any) -> dict[str, Any]:
+    """Read a checkpoint; where it is damaged, the one before it, with a warning.
+
+    Raises:
+        ValueError: neither can be read.
+    """
+    options = {"weights_only": True, **torch_load_kwargs}
+    if not isinstance(path, (str, os.PathLike)):
+        return torch.load(path, **options)
+    place = Path(path)
+    damage = _damage(place)
+    if damage:
+        spare = previous(place)
+        if not spare.exists() or _damage(spare):
+            raise ValueError(
+                f"path must be a whole checkpoint, but {place} {damage}, and there is no whole "
+                f"{spare.name} beside it; restore a copy"
+            )
+        warnings.warn(f"{place} {damage}: the checkpoint before it is used, {spare}", stacklevel=3)
+        place = spare
+    return torch.load(place, **options)
+
+
+def previous(path: str | os.PathLike[str]) -> Path:
+    """Where the checkpoint before this one lies."""
+    place = Path(path)
+    return place.with_name(place.name + ".previous")
+
+
+def generators() -> dict[str, Any]:
+    """The state of every generator that a training step may draw from."""
+    kind, words, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [kind, torch.from_numpy(np.array(words)), position, has_gauss, gauss],
+        "python": random.getstate(),
+    }
+
+
+def set_generators(state: Mapping[str, Any]) -> None:
+    """The inverse of ``generators``."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, words, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, words.numpy(), position, has_gauss, gauss))  # noqa: NPY002
+    version, inner, gauss_next = state["python"]
+    random.setstate((version, tuple(inner), gauss_next))
+
+
+def _sign(file: IO[bytes]) -> None:
+    """Put the digest into the archive's comment, whose length is the last thing in the file."""
+    file.seek(0)
+    digest = hashlib.sha256()
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    file.seek(-2, os.SEEK_END)
+    if file.read() != b"\0\0":
+        raise ValueError(
+            "checkpoints must be saved in torch's zip format; "
+            "drop _use_new_zipfile_serialization=False"
+        )
+    file.seek(-2, os.SEEK_END)
+    file.write(_TRAILER + digest.digest())
+
+
+def _damage(place: Path) -> str:
+    """What is wrong with a file; "" if its digest fits."""
+    if not place.exists():
+        return "does not exist"
+    size = place.stat().st_size - len(_TRAILER) - 32
+    if size <= 0:
+        return "is truncated"
+    with place.open("rb") as file:
+        digest = hashlib.sha256()
+        for start in range(0, size, _CHUNK):
+            digest.update(file.read(min(_CHUNK, size - start)))
+        digest.update(b"\0\0")
+        if file.read() != _TRAILER + digest.digest():
+            return "is truncated or damaged, or was not saved by this engine"
+    return ""

@@ -1,0 +1,540 @@
+"""Opacus's privacy engine with correlated noise: make_private, checkpoints, ε, a statement."""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import opacus
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from corrnoise.accounting import account, epsilon_of
+from corrnoise.accounting.calibration import Sampling
+from corrnoise.accounting.progress import Progress
+from corrnoise.mechanisms import DenseMechanism, Mechanism
+from corrnoise.noise import CorrelatedNoise, Key
+from corrnoise.planning import Plan
+from corrnoise.sampling import Batches
+from corrnoise.statement import Statement
+from corrnoise.torch import admission, checkpoint
+from corrnoise.torch.fingerprint import data_digest, parameter_digest
+from corrnoise.torch.loader import StepSampler, check_loader, step_loader
+from corrnoise.torch.placement import place
+from corrnoise.torch.processes import Processes
+from corrnoise.torch.release import Release
+from corrnoise.torch.request import Request
+from corrnoise.workloads import Workload
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What ``make_private`` set up."""
+
+    plan: Plan
+    key: Key
+    noise: CorrelatedNoise | None
+    release: Release
+    header: Mapping[str, Any]
+    clip_norm: float
+    processes: Processes
+
+
+class PrivacyEngine:
+    """Drop-in for ``opacus.PrivacyEngine``: one changed import, correlated noise.
+
+    Gradients of single examples, clipping and ghost clipping are Opacus's own. What changes is the
+    noise (correlated across steps, from a cryptographic stream), the batches (those that the plan
+    was priced for), the accounting (the plan's own analysis) and the checkpoints (exact resume).
+
+    Guarantees: every step that is released was planned, checked and, with a ledger, written down
+    first. The privacy of the run is the plan's; it depends on neither the optimizer nor the model.
+
+    Args:
+        accountant: accepted for the sake of Opacus's scripts, with a warning: ε comes from the
+            plan.
+        secure_mode: likewise; the noise is cryptographic whatever it says.
+        key: the secret of the noise and the batches: a ``Key``, or a path where it is kept (mode
+            0600, made if it is not there; keep it apart from checkpoints). From the operating
+            system, and forgotten with the process, by default.
+        ledger: a path for the ledger of released steps. With a path for the key, it makes a run
+            that can resume.
+        memory: model-sized vectors that the noise may store to save time; see ``CorrelatedNoise``.
+            A ``plan`` that is given to ``make_private`` has its own.
+        rounds: of ChaCha, likewise.
+    """
+
+    def __init__(
+        self,
+        *,
+        accountant: str | None = None,
+        secure_mode: bool = False,
+        key: Key | str | os.PathLike[str] | None = None,
+        ledger: str | os.PathLike[str] | None = None,
+        memory: float = 0,
+        rounds: int = 20,
+    ) -> None:
+        if accountant is not None:
+            warnings.warn(
+                f"accountant={accountant!r} is not used: ε comes from the plan's own analysis",
+                stacklevel=2,
+            )
+        self.secure_mode = secure_mode
+        self._key_source = key
+        self._ledger_path = None if ledger is None else Path(ledger)
+        self._memory, self._rounds = memory, rounds
+        self._run: _Run | None = None
+        self._spent: dict[tuple[int, float], float] = {}
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        max_grad_norm: float | list[float],
+        noise_multiplier: float | None = None,
+        epochs: int | None = None,
+        mechanism: str | Mechanism | DenseMechanism | None = None,
+        sampling: Sampling | None = None,
+        plan: Plan | None = None,
+        num_bands: Any = None,
+        workload: Workload | None = None,
+        delta: float | None = None,
+        criterion: Any = None,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = True,
+        clipping: str = "flat",
+        noise_generator: torch.Generator | None = None,
+        grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
+        data_fingerprint: str | None = None,
+        progress: Progress | bool | None = None,
+    ) -> Any:
+        """As ``opacus.PrivacyEngine.make_private``, with the noise of a plan.
+
+        Give either ``plan``, or ``noise_multiplier`` and ``epochs``.
+
+        Args:
+            module: the model; for many processes, one wrapped for DDP or by ``fully_shard``.
+            optimizer: any of torch's; its momentum and decay choose the workload.
+            data_loader: it says how many batches an epoch has; its sampler is replaced.
+            max_grad_norm: the clip norm; a list of them for ``clipping="per_layer"``.
+            noise_multiplier: the standard deviation of z over the clip norm.
+            epochs: how long the run is planned for.
+            mechanism: a name ("bisr" by default) or a ``Mechanism``.
+            sampling: as in ``calibrate``; by default "fixed" if not ``poisson_sampling``, else
+                "poisson" for dp_sgd and "balls-in-bins" for the others.
+            plan: everything at once, from ``corrnoise.plan`` or a file.
+            num_bands: p for a mechanism that is named; see ``mechanisms.named``.
+            workload: instead of the one that is read from the optimizer.
+            delta: where ε is stated; 1/(10·number of examples) by default.
+            criterion: the loss, for ghost clipping; cross entropy by default.
+            batch_first: Opacus's.
+            loss_reduction: Opacus's; "mean" divides by the expected batch size.
+            poisson_sampling: ``False`` is short for ``sampling="fixed"``.
+            clipping: "flat" or "per_layer".
+            noise_generator: keeps Opacus's own normals, from this generator, instead of the
+                cryptographic stream; for dp_sgd alone, to compare.
+            grad_sample_mode: hooks, functorch, ew, ghost or ghost_fsdp.
+            wrap_model: Opacus's.
+            rand_on_empty: Opacus's.
+            data_fingerprint: a name for the dataset, instead of a digest of some examples.
+            progress: as in ``calibrate``.
+
+        Returns:
+            (module, optimizer, data loader), with the criterion before the loader in the ghost
+            modes.
+
+        Raises:
+            ValueError: the plan does not cover what is asked for, with the reason and the remedy.
+        """
+        if self._run is not None:
+            raise ValueError(
+                "make_private must be called once for each engine: a key belongs to one run; "
+                "make another PrivacyEngine"
+            )
+        shuffled = check_loader(data_loader)
+        processes = Processes.of(module)
+        admission.check_modes(grad_sample_mode, clipping, processes)
+        if plan is None:
+            request = self._request(
+                optimizer, data_loader, epochs, mechanism, num_bands, sampling,
+                poisson_sampling, workload, progress,
+            )  # fmt: skip
+            plan = request.agreed(processes, lambda: request.with_noise(noise_multiplier, delta))
+        elif (noise_multiplier, mechanism, sampling, num_bands, workload) != (None,) * 5:
+            raise ValueError(
+                "plan must come without noise_multiplier, mechanism, sampling, num_bands and "
+                "workload: it has its own; drop them"
+            )
+        admission.check_plan(plan, data_loader, epochs)
+        params = admission.trainable(optimizer)
+        if noise_generator is not None and plan.mechanism.name != "dp_sgd":
+            raise ValueError(
+                f"noise_generator must be left out for {plan.mechanism!r}: past draws of a torch "
+                "generator cannot be made again; it is for mechanism='dp_sgd'"
+            )
+        key = Key.from_bytes(
+            processes.agree(
+                lambda: admission.open_key(self._key_source, self._ledger_path).reveal()
+            )
+        )
+        sampler = StepSampler(
+            Batches.of(plan, key, shuffled=shuffled),
+            lambda: self.steps_taken,
+            processes.rank,
+            processes.world_size,
+        )
+        loader = step_loader(
+            data_loader, sampler, batch_first=batch_first, rand_on_empty=rand_on_empty
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Secure RNG turned off")
+            stock = opacus.PrivacyEngine()
+        found = stock.make_private(
+            module=module,
+            optimizer=optimizer,
+            criterion=criterion or nn.CrossEntropyLoss(reduction=loss_reduction),
+            data_loader=loader,
+            noise_multiplier=plan.noise_multiplier,
+            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
+            batch_first=batch_first,
+            loss_reduction=loss_reduction,
+            poisson_sampling=False,  # the loader has the plan's batches already
+            clipping=clipping,
+            noise_generator=noise_generator,
+            grad_sample_mode=grad_sample_mode,
+            wrap_model=wrap_model,
+        )
+        wrapped, private = found[0], found[1]
+        wrapped.forbid_grad_accumulation()
+        private.attach_step_hook(lambda _: None)  # the release counts, not Opacus's accountant
+        noise = None
+        if noise_generator is None:
+            noise = CorrelatedNoise(plan.mechanism, key, memory=plan.memory, rounds=plan.rounds)
+        header = {
+            "run_id": processes.agree(lambda: uuid.uuid4().hex),
+            "key_fingerprint": key.fingerprint,
+            "mechanism": repr(plan.mechanism),
+            "num_steps": plan.num_steps,
+            "sampling": plan.sampling,
+            "noise_multiplier": plan.noise_multiplier,
+            "num_examples": plan.num_examples,
+            "batch_size": plan.batch_size,
+            "steps_per_epoch": plan.participation.min_sep,
+            "max_grad_norm": max_grad_norm,
+            "data": data_fingerprint or data_digest(data_loader.dataset, key),
+            "parameters": parameter_digest(params, key),
+            "shuffled": shuffled,
+            "noise": "torch" if noise is None else f"chacha{plan.rounds}",
+            "plan": plan.to_json(),
+        }
+        ledger = admission.open_ledger(self._ledger_path, header, processes)
+        if processes.rank == 0:
+            admission.keep_key(self._key_source, key)
+        placement = place(list(private.params), distributed=processes.distributed)
+        release = Release(private, noise, placement, sampler, ledger, key)
+        private.add_noise = release
+        clips = max_grad_norm if isinstance(max_grad_norm, list) else [max_grad_norm]
+        self._run = _Run(plan, key, noise, release, ledger.header, math.hypot(*clips), processes)
+        return found
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float | list[float],
+        mechanism: str | Mechanism | DenseMechanism | None = None,
+        sampling: Sampling | None = None,
+        num_bands: Any = None,
+        workload: Workload | None = None,
+        poisson_sampling: bool = True,
+        progress: Progress | bool | None = None,
+        **options: Any,
+    ) -> Any:
+        """``make_private`` with the least noise that keeps a budget.
+
+        Args:
+            module: as there.
+            optimizer: as there.
+            data_loader: as there.
+            target_epsilon: ε of the whole run.
+            target_delta: δ.
+            epochs: how long the run is.
+            max_grad_norm: as there.
+            mechanism: as there, or "best" to let the planner choose.
+            sampling: as there.
+            num_bands: as there.
+            workload: as there.
+            poisson_sampling: as there.
+            progress: as there.
+            **options: the other arguments of ``make_private``.
+        """
+        check_loader(data_loader)
+        request = self._request(
+            optimizer, data_loader, epochs, mechanism, num_bands, sampling,
+            poisson_sampling, workload, progress,
+        )  # fmt: skip
+        plan = request.agreed(
+            Processes.of(module), lambda: request.with_epsilon(target_epsilon, target_delta)
+        )
+        return self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            max_grad_norm=max_grad_norm,
+            plan=plan,
+            **options,
+        )
+
+    @property
+    def plan(self) -> Plan:
+        """What the run was planned and priced as."""
+        return self._started.plan
+
+    @property
+    def key(self) -> Key:
+        """The secret of the run."""
+        return self._started.key
+
+    @property
+    def steps_taken(self) -> int:
+        """How many steps this process's model has taken."""
+        return 0 if self._run is None else self._run.release.step
+
+    @property
+    def accountant(self) -> PrivacyEngine:
+        """The engine itself, for scripts that ask ``engine.accountant.get_epsilon(delta)``."""
+        return self
+
+    def get_epsilon(self, delta: float) -> float:
+        """ε of the steps taken so far, from the plan's analysis; exact, bound or certified as that.
+
+        Valid for a number of steps that was not chosen by looking at the results. For
+        balls-in-bins a certificate takes seconds; it is kept for the same number of steps.
+        """
+        run, taken = self._started, self.steps_taken
+        if (taken, delta) not in self._spent:
+            whole = run.plan.calibration
+            if delta != whole.delta:
+                whole = account(
+                    whole.mechanism,
+                    whole.participation,
+                    noise_multiplier=whole.noise_multiplier,
+                    delta=delta,
+                    sampling=whole.sampling,
+                    failure_probability=whole.failure_probability or 1e-9,
+                )
+            self._spent[taken, delta] = epsilon_of(whole, taken)
+        return self._spent[taken, delta]
+
+    def statement(self, delta: float | None = None) -> Statement:
+        """The privacy statement of what was released so far: ``to_text()``, ``to_json()``."""
+        run = self._started
+        delta = run.plan.delta if delta is None else delta
+        source = f"ChaCha{run.plan.rounds} keystream, Box-Muller"
+        return Statement.of(
+            run.plan,
+            clip_norm=run.clip_norm,
+            steps_taken=self.steps_taken,
+            epsilon=self.get_epsilon(delta),
+            delta=delta,
+            noise_source=source if run.noise else "torch.normal, not cryptographic",
+            key_fingerprint=run.key.fingerprint,
+            run_id=run.header["run_id"],
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs besides model and optimizer: plain values and tensors, no key."""
+        run = self._started
+        return {
+            "header": dict(run.header),
+            "step": self.steps_taken,
+            "rank": run.processes.rank,
+            "noise": None if run.noise is None else run.noise.state_dict(),
+            "generators": checkpoint.generators(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken.
+
+        Raises:
+            ValueError: it belongs to another run, or the ledger does not know its steps.
+        """
+        self._check_state(state)
+        run, step = self._started, int(state["step"])
+        if run.noise is not None and step < run.plan.num_steps:
+            if state["rank"] == run.processes.rank:
+                run.noise.load_state_dict(state["noise"])
+            else:  # the state of another rank's slice: make this one's again
+                run.noise.seek(step)
+        checkpoint.set_generators(state["generators"])
+        run.release.step = step
+
+    def save_checkpoint(
+        self,
+        *,
+        path: Any,
+        module: nn.Module,
+        optimizer: Any = None,
+        noise_scheduler: None = None,
+        grad_clip_scheduler: None = None,
+        checkpoint_dict: dict[str, Any] | None = None,
+        module_state_dict_kwargs: dict[str, Any] | None = None,
+        torch_save_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Save model, optimizer and run, atomically, in the shape of Opacus's checkpoints.
+
+        The key is not in it. The checkpoint before it stays as ``PATH.previous``.
+        """
+        admission.refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        if self._started.processes.sharded:
+            raise ValueError(
+                "save_checkpoint is for models that one process holds; save a sharded one with "
+                "torch.distributed.checkpoint, with engine.state_dict() beside it"
+            )
+        plan = self.plan
+        data = {
+            **(checkpoint_dict or {}),
+            "module_state_dict": module.state_dict(**(module_state_dict_kwargs or {})),
+            "privacy_accountant_state_dict": {
+                # The name keeps Opacus's own accountants from continuing it.
+                "mechanism": "corrnoise",
+                "history": [
+                    (plan.noise_multiplier, 1 / plan.participation.min_sep, self.steps_taken)
+                ],
+            },
+            "corrnoise": self.state_dict(),
+        }
+        if optimizer is not None:
+            data["optimizer_state_dict"] = optimizer.state_dict()
+        checkpoint.save(data, path, **(torch_save_kwargs or {}))
+
+    def load_checkpoint(
+        self,
+        *,
+        path: Any,
+        module: nn.Module,
+        optimizer: Any = None,
+        noise_scheduler: None = None,
+        grad_clip_scheduler: None = None,
+        module_load_dict_kwargs: dict[str, Any] | None = None,
+        torch_load_kwargs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Continue a run: call it after ``make_private`` with the same arguments.
+
+        A damaged file is refused, and the one before it is used, with a warning. Nothing is
+        changed unless everything fits.
+
+        Returns:
+            the checkpoint's dictionary.
+        """
+        admission.refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        data = checkpoint.load(path, **(torch_load_kwargs or {}))
+        if "corrnoise" not in data:
+            raise ValueError(
+                f"path must be a checkpoint of this engine, got {path}, perhaps Opacus's own; "
+                "load its weights into the model before make_private, and start a new run"
+            )
+        self._check_state(data["corrnoise"])
+        if (optimizer is None) != ("optimizer_state_dict" not in data):
+            raise ValueError(
+                "optimizer must be given exactly if it was when the checkpoint was saved; "
+                "its momentum is part of the run"
+            )
+        module.load_state_dict(data["module_state_dict"], **(module_load_dict_kwargs or {}))
+        if optimizer is not None:
+            optimizer.load_state_dict(data["optimizer_state_dict"])
+        self.load_state_dict(data["corrnoise"])
+        return data
+
+    def close(self) -> None:
+        """Let another process continue the run: gives the ledger's lock back."""
+        self._started.release.ledger.close()
+
+    def is_compatible(
+        self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
+    ) -> bool:
+        """Whether Opacus can take gradients of single examples through the module."""
+        return opacus.validators.ModuleValidator.is_valid(module)
+
+    def validate(
+        self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
+    ) -> None:
+        """As ``is_compatible``, but raises with the reason, such as BatchNorm."""
+        opacus.validators.ModuleValidator.validate(module, strict=True)
+
+    @classmethod
+    def get_compatible_module(cls, module: nn.Module) -> nn.Module:
+        """A copy of the module with the parts replaced that cannot be private."""
+        return opacus.PrivacyEngine.get_compatible_module(module)
+
+    # What follows serves the methods above.
+
+    @property
+    def _started(self) -> _Run:
+        if self._run is None:
+            raise ValueError("make_private must come first: there is no run yet")
+        return self._run
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        run, step = self._started, int(state["step"])
+        different = [
+            f"{name} (was {state['header'].get(name)!r:.60}, is {value!r:.60})"
+            for name, value in run.header.items()
+            if state["header"].get(name) != value
+        ]
+        if different:
+            raise ValueError(
+                f"the checkpoint must belong to this run, but differs in {'; '.join(different)}; "
+                "restore those settings, with the key and the ledger of that run"
+            )
+        released = run.release.ledger.num_released
+        if released < step:
+            raise ValueError(
+                f"the ledger must know all {step} steps of the checkpoint, but has {released}; "
+                "give PrivacyEngine the key and the ledger that the run began with"
+            )
+
+    def _request(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loader: DataLoader[Any],
+        epochs: int | None,
+        mechanism: Any,
+        num_bands: Any,
+        sampling: Any,
+        poisson_sampling: bool,
+        workload: Any,
+        progress: Any,
+    ) -> Request:
+        return Request(
+            optimizer=optimizer,
+            num_examples=len(loader.dataset),  # type: ignore[arg-type]
+            batch_size=loader.batch_size or 0,
+            min_sep=len(loader),
+            epochs=epochs,
+            mechanism=mechanism,
+            num_bands=num_bands,
+            sampling=sampling,
+            poisson_sampling=poisson_sampling,
+            workload=workload,
+            memory=self._memory,
+            rounds=self._rounds,
+            progress=progress,
+        )

@@ -1,0 +1,67 @@
+"""One process or many: who this one is, and what all must agree on before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that train one model.
+
+    Attributes:
+        rank: of this one.
+        world_size: how many there are.
+        sharded: whether the model is an FSDP2 one.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    sharded: bool = False
+
+    @property
+    def distributed(self) -> bool:
+        """Whether gradients are summed over processes."""
+        return self.world_size > 1 or self.sharded
+
+    @staticmethod
+    def of(module: nn.Module) -> Processes:
+        """What the wrapper of a model says."""
+        sharded = isinstance(module, FSDPModule)
+        kinds = (DistributedDataParallel, DifferentiallyPrivateDistributedDataParallel)
+        if not sharded and not isinstance(module, kinds):
+            return Processes()
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if sharded:
+            # The noise is divided by what gradients are divided by: say it, and do not rely on
+            # a default.
+            for part in module.modules():
+                if isinstance(part, FSDPModule):
+                    part.set_gradient_divide_factor(world)
+        return Processes(rank, world, sharded)
+
+    def agree(self, make: Callable[[], T]) -> T:
+        """A value that the first process makes and all of them use."""
+        if self.world_size == 1:
+            return make()
+        # An error of the first process must reach the others, which would wait for ever.
+        box: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                box[0] = make()
+            except ValueError as error:
+                box[1] = str(error)
+        torch.distributed.broadcast_object_list(box, src=0)
+        if box[1] is not None:
+            raise ValueError(box[1])
+        return box[0]

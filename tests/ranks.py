@@ -1,0 +1,100 @@
+"""Training on several processes with gloo: ``ranks.py KIND WORLD FOLDER MECHANISM PORT``.
+
+KIND is "ddp", "ddp-ghost" or "fsdp". Rank r writes FOLDER/r.pt: the weights after 20 steps, the
+noise that it adds at step 5, and ε. The first rank makes the key, FOLDER/key.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.utils.fsdp_utils import FSDP2Wrapper
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from training import loader, model, private, train
+
+from corrnoise.noise import CorrelatedNoise
+from corrnoise.torch import PrivacyEngine
+
+STEPS = 20
+MODES = {"ddp": "hooks", "ddp-ghost": "ghost", "fsdp": "ghost_fsdp", "single": "hooks"}
+
+
+def trained(engine: PrivacyEngine, net: nn.Module, kind: str, mechanism: str):
+    """20 of 24 steps; the wrapped model and the optimizer."""
+    made = private(
+        engine,
+        net=net,
+        data_loader=loader(shuffle=True),
+        epochs=4,
+        mechanism=mechanism,
+        # Certificates take seconds on each rank: one mechanism is enough for bins.
+        sampling="balls-in-bins" if mechanism == "bsr" else "fixed",
+        grad_sample_mode=MODES[kind],
+    )
+    criterion = made[2] if "ghost" in MODES[kind] else None
+    train(made[0], made[1], made[-1], steps=STEPS, criterion=criterion)
+    return made[0], made[1]
+
+
+def work(kind: str, world: int, rank: int, folder: Path, mechanism: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+    net: nn.Module = model()
+    if kind == "fsdp":
+        net = FSDP2Wrapper(net, mesh=init_device_mesh("cpu", (world,)))
+    else:
+        net = DifferentiallyPrivateDistributedDataParallel(net)
+    engine = PrivacyEngine(key=folder / "key", ledger=folder / "ledger")
+    wrapped, optimizer = trained(engine, net, kind, mechanism)
+    zeros = [
+        torch.zeros_like(p.to_local() if isinstance(p, DTensor) else p).detach()
+        for p in optimizer.params
+    ]
+    targets, offsets = engine._run.release._placement.targets(zeros)
+    noise = CorrelatedNoise(engine.plan.mechanism, engine.key)
+    if noise.scheme.kind == "recursion":
+        noise.seek(5)
+    if targets:
+        noise.add_(targets, 5, 1.0, offsets)
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in wrapped.parameters()]
+    torch.save(
+        {
+            "weights": torch.cat([p.detach().reshape(-1) for p in whole]),
+            "noise": [(o, t.clone()) for o, t in zip(offsets, targets, strict=True)],
+            "epsilon": engine.get_epsilon(engine.plan.delta),
+            "fingerprint": engine.key.fingerprint,
+        },
+        folder / f"{rank}.pt",
+    )
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    kind, world, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=sys.argv[5])
+    children = []
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            try:
+                work(kind, world, rank, folder, sys.argv[4])
+            except BaseException as error:
+                print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    if any([os.waitpid(child, 0)[1] for child in children]):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Real processes on gloo: every rank makes its own slice of one noise."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ranks import trained
+from training import model, weights
+
+from corrnoise.ledger import read_entries
+from corrnoise.noise import CorrelatedNoise, Key
+from corrnoise.torch import PrivacyEngine
+
+
+def run(kind, world, folder, mechanism):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    script = Path(__file__).with_name("ranks.py")
+    done = subprocess.run(
+        [sys.executable, script, kind, str(world), folder, mechanism, str(port)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "world", "mechanism"),
+    [
+        ("ddp", 2, "bisr"),
+        ("ddp", 4, "blt"),
+        ("ddp-ghost", 2, "bisr"),
+        ("fsdp", 2, "bsr"),
+        ("fsdp", 4, "bisr"),
+    ],
+)
+def test_many_processes_train_as_one_does(tmp_path, kind, world, mechanism):
+    found = run(kind, world, tmp_path, mechanism)
+    key = Key.load(tmp_path / "key")
+    engine, net = PrivacyEngine(key=key), model()
+    trained(engine, net, "single", mechanism)
+    single = weights(net)
+    size = single.numel()
+    for rank in found:
+        # The gradients of 10 examples are summed in another order: a few units of float32.
+        assert torch.allclose(rank["weights"], single, rtol=0, atol=2e-6)
+        assert rank["epsilon"] == pytest.approx(engine.get_epsilon(engine.plan.delta), abs=0)
+        assert rank["fingerprint"] == key.fingerprint
+
+    # The slices are disjoint, cover everything, and are the unsharded noise bit for bit.
+    covered = np.zeros(size, int)
+    joined = np.full(size, np.nan, np.float32)
+    for rank in found:
+        for offset, part in rank["noise"]:
+            covered[offset : offset + part.numel()] += 1
+            joined[offset : offset + part.numel()] = part.numpy()
+    assert (covered == 1).all()
+    noise = CorrelatedNoise(engine.plan.mechanism, key)
+    if noise.scheme.kind == "recursion":
+        noise.seek(5)
+    whole = [np.zeros(size, np.float32)]
+    noise.add_(whole, 5, 1.0)
+    assert (joined == whole[0]).all()
+
+    # Each rank has its own ledger; none of them missed a step.
+    for rank in range(world):
+        name = "ledger" if rank == 0 else f"ledger.rank{rank}"
+        assert len(read_entries(tmp_path / name)[0]) == 21

@@ -1,0 +1,269 @@
+"""Everything that the plan does not cover is refused, with the reason and the remedy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from opacus.validators.errors import UnsupportedModuleError
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+from training import KEY, dataset, loader, model, private, train, weights
+
+import corrnoise as cn
+from corrnoise.torch import PrivacyEngine
+
+
+def started(**options):
+    engine = PrivacyEngine(key=KEY)
+    return (engine, *private(engine, **options))
+
+
+def one_step(net, optimizer, batch, criterion=None):
+    x, y = batch
+    optimizer.zero_grad()
+    (criterion or nn.CrossEntropyLoss())(net(x), y).backward()
+    optimizer.step()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from dataset()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": None}, "epochs must be given"),
+        ({"noise_multiplier": None}, "noise_multiplier must be given"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier must be"),
+        ({"epochs": 0}, "epochs must be"),
+        ({"mechanism": "sgd"}, "mechanism must be one of"),
+        ({"sampling": "shuffled"}, "sampling must be one of"),
+        ({"mechanism": "bisr", "sampling": "poisson"}, "correlates the noise"),
+        ({"mechanism": "bisr", "sampling": "cyclic-poisson"}, "bands, more than min_sep"),
+        ({"clipping": "adaptive"}, "changes the sensitivity"),
+        ({"grad_sample_mode": "no_op"}, "grad_sample_mode must be one of"),
+        ({"grad_sample_mode": "ghost_fsdp"}, "fully_shard"),
+        ({"noise_generator": torch.Generator()}, "noise_generator must be left out"),
+        ({"data_loader": DataLoader(TensorDataset(torch.zeros(0, 3)))}, "must not be empty"),
+        ({"data_loader": loader(5, 10, drop_last=True)}, "must not be empty"),
+        ({"data_loader": DataLoader(Stream(), batch_size=10)}, "IterableDataset"),
+        (
+            {"data_loader": loader(sampler=WeightedRandomSampler([1.0] * 60, 60))},
+            "got WeightedRandomSampler",
+        ),
+        (
+            {"data_loader": loader(sampler=RandomSampler(dataset(), num_samples=9))},
+            "every example once an epoch",
+        ),
+        ({"mechanism": cn.mechanisms.bisr(cn.workloads.prefix_sum(17), num_bands=4)}, "18 steps"),
+    ],
+)
+def test_make_private_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        started(**options)
+
+
+def test_the_loader_of_one_run_cannot_serve_another():
+    *_, batches = started()
+    with pytest.raises(ValueError, match="one before make_private"):
+        started(data_loader=batches)
+
+
+def test_an_engine_is_one_run():
+    engine, *_ = started()
+    with pytest.raises(ValueError, match="once for each engine"):
+        private(engine)
+
+
+def test_batch_norm_is_refused_with_the_remedy():
+    net = nn.Sequential(nn.Linear(12, 9), nn.BatchNorm1d(9), nn.Linear(9, 2))
+    with pytest.raises(UnsupportedModuleError, match="BatchNorm"):
+        started(net=net)
+    engine = PrivacyEngine()
+    assert not engine.is_compatible(module=net)
+    with pytest.raises(UnsupportedModuleError):
+        engine.validate(module=net)
+    assert engine.is_compatible(module=PrivacyEngine.get_compatible_module(net))
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for param in net.parameters():
+        param.requires_grad_(False)
+    with pytest.raises(ValueError, match="parameters to train"):
+        started(net=net, optimizer=optimizer)
+
+
+def test_questions_before_make_private_are_refused():
+    for ask in (lambda e: e.plan, lambda e: e.get_epsilon(1e-5), lambda e: e.state_dict()):
+        with pytest.raises(ValueError, match="make_private must come first"):
+            ask(PrivacyEngine())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_examples": 61}, "the plan's 61 examples"),
+        ({"batch_size": 12}, "the plan's 5 batches in an epoch, got 6; use batch_size=12"),
+    ],
+)
+def test_a_plan_for_other_data_is_refused(change, message):
+    asked = {"num_examples": 60, "batch_size": 10, "epochs": 3, **change}
+    plan = cn.plan(**asked, epsilon=4, delta=1e-3, sampling="fixed", mechanisms=["bisr"])
+    with pytest.raises(ValueError, match=message):
+        started(plan=plan)
+
+
+def test_a_plan_comes_alone():
+    plan = cn.plan(
+        num_examples=60, batch_size=10, epochs=3, epsilon=4, delta=1e-3, sampling="fixed"
+    )
+    with pytest.raises(ValueError, match="plan must come without"):
+        started(plan=plan, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="epochs must be the plan's"):
+        started(plan=plan, epochs=4)
+
+
+def test_more_steps_than_planned_are_refused():
+    engine, net, optimizer, batches = started()
+    train(net, optimizer, batches, steps=18)
+    before = weights(net)
+    with pytest.raises(ValueError, match="18 steps, and all of them were taken"):
+        next(iter(batches))
+    with pytest.raises(ValueError, match="would weaken the guarantee"):
+        one_step(net, optimizer, dataset()[:10])
+    assert torch.equal(before, weights(net))
+    assert engine.steps_taken == 18
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("noise_multiplier", 0.5, "drop the noise scheduler"),
+        ("max_grad_norm", 2.0, "drop the clip scheduler"),
+        ("expected_batch_size", 20, "must not depend on the batch"),
+        ("loss_reduction", "sum", "normaliser"),
+    ],
+)
+def test_a_schedule_is_refused_before_anything_is_released(name, value, message):
+    engine, net, optimizer, batches = started()
+    train(net, optimizer, batches, steps=2)
+    before, batch = weights(net), next(iter(batches))
+    setattr(optimizer, name, value)
+    with pytest.raises(ValueError, match=message):
+        one_step(net, optimizer, batch)
+    assert engine.steps_taken == 2
+    assert torch.equal(before, weights(net))
+
+
+def test_real_schedulers_of_opacus_are_refused():
+    from opacus.schedulers import ExponentialGradClip, ExponentialNoise
+
+    for kind in (ExponentialNoise, ExponentialGradClip):
+        _, net, optimizer, batches = started()
+        scheduler = kind(optimizer, gamma=0.5)
+        scheduler.step()
+        with pytest.raises(ValueError, match="scheduler"):
+            one_step(net, optimizer, next(iter(batches)))
+
+
+def test_parameters_added_or_frozen_after_the_start_are_refused():
+    for change in ("add", "freeze"):
+        engine, net, optimizer, batches = started()
+        train(net, optimizer, batches, steps=1)
+        batch = next(iter(batches))
+        x, y = batch
+        optimizer.zero_grad()
+        nn.CrossEntropyLoss()(net(x), y).backward()
+        if change == "add":
+            extra = nn.Parameter(torch.zeros(3))
+            extra.grad_sample, extra.summed_grad = torch.zeros(10, 3), None
+            optimizer.original_optimizer.add_param_group({"params": [extra]})
+        else:
+            next(iter(net.parameters())).requires_grad_(False)
+        with pytest.raises(ValueError, match="must keep the 4 parameters"):
+            optimizer.step()
+        assert engine.steps_taken == 1
+
+
+def test_data_from_another_loader_is_refused():
+    engine, net, optimizer, _ = started()
+    with pytest.raises(ValueError, match="no batch was loaded; iterate over"):
+        one_step(net, optimizer, dataset()[:10])
+    assert engine.steps_taken == 0
+
+
+def test_two_steps_on_one_batch_are_refused():
+    engine, net, optimizer, batches = started()
+    batch = next(iter(batches))
+    one_step(net, optimizer, batch)
+    with pytest.raises(ValueError, match="step 1 must be taken on its own batch"):
+        one_step(net, optimizer, batch)
+    assert engine.steps_taken == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_skipped_batch_is_refused(workers):
+    engine, net, optimizer, batches = started(data_loader=loader(num_workers=workers))
+    found = iter(batches)
+    one_step(net, optimizer, next(found))
+    next(found)
+    with pytest.raises(ValueError, match="also for an empty one"):
+        one_step(net, optimizer, next(found))
+    assert engine.steps_taken == 1
+
+
+def test_two_batches_in_one_step_are_refused():
+    engine, net, optimizer, batches = started()
+    found = iter(batches)
+    optimizer.zero_grad()
+    x, y = next(found)
+    nn.CrossEntropyLoss()(net(x), y).backward()
+    x, y = next(found)
+    with pytest.raises(ValueError, match=r"[Aa]ccumul|twice"):
+        nn.CrossEntropyLoss()(net(x), y).backward()
+    assert engine.steps_taken == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_gradients_that_are_not_finite_are_refused_and_the_step_can_be_repeated(bad):
+    engine, net, optimizer, batches = started(mechanism="bsr")
+    train(net, optimizer, batches, steps=3)
+    before = weights(net)
+    x, y = next(iter(batches))
+    broken = x.clone()
+    broken[0, 0] = bad
+    with pytest.raises(ValueError, match=r"gradients must be finite.*nothing was released"):
+        one_step(net, optimizer, (broken, y))
+    assert torch.equal(before, weights(net))
+    assert (engine.steps_taken, engine._run.release.ledger.num_released) == (3, 3)
+    one_step(net, optimizer, (x, y))  # the same step, mended
+
+    _, other_net, other_optimizer, other_batches = started(mechanism="bsr")
+    train(other_net, other_optimizer, other_batches, steps=4)
+    assert torch.equal(weights(net), weights(other_net))
+
+
+def test_a_missing_zero_grad_is_refused():
+    engine, net, optimizer, batches = started()
+    found = iter(batches)
+    x, y = next(found)
+    nn.CrossEntropyLoss()(net(x), y).backward()
+    optimizer.step()
+    x, y = next(found)
+    with pytest.raises(ValueError, match=r"[Gg]rad"):
+        nn.CrossEntropyLoss()(net(x), y).backward()
+    assert engine.steps_taken == 1
+
+
+def test_opacus_accountants_are_announced_as_unused():
+    with pytest.warns(UserWarning, match="the plan's own analysis"):
+        PrivacyEngine(accountant="rdp")

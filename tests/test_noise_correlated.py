@@ -191,7 +191,7 @@ def test_memory_buys_draws() -> None:
     assert chosen[0] == scheme.Scheme("regenerate", 0, 16.0)
     assert chosen[1] == scheme.Scheme("lookahead", 1, 8.5, lookahead=2)
     assert all(c.num_vectors <= memory for memory, c in enumerate(chosen))
-    costs = [scheme.step_cost(c, 16, 20) for c in chosen]
+    costs = [scheme.step_cost(c, spec, 20) for c in chosen]
     assert costs == sorted(costs, reverse=True)
     assert {c.kind for c in scheme.candidates(16)} == {"regenerate", "lookahead", "ring"}
 
@@ -353,14 +353,15 @@ def test_the_realized_mechanism_has_float32_coefficients_and_stays_close(name) -
     noise = CorrelatedNoise(MECHANISMS[name], KEY)
     realized = noise.mechanism
     again = CorrelatedNoise(realized, KEY).mechanism
+    assert again == realized
+    assert realized.name == MECHANISMS[name].name
     if isinstance(realized, DenseMechanism):
         assert np.allclose(realized.strategy, MECHANISMS[name].strategy, rtol=1e-6)
-        assert np.allclose(again.strategy, realized.strategy, rtol=1e-7)
     else:
+        assert realized.num_bands == MECHANISMS[name].num_bands
         assert np.allclose(
             realized.strategy_coef, MECHANISMS[name].strategy_coef, rtol=1e-5, atol=1e-6
         )
-        assert np.allclose(again.noising_coef, realized.noising_coef, rtol=1e-7, atol=1e-9)
     found = realized.sensitivity(PART).value
     assert found == pytest.approx(MECHANISMS[name].sensitivity(PART).value, rel=1e-5)
 

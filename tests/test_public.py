@@ -8,6 +8,7 @@ def test_public_names():
     assert set(cn.__all__) == {
         "Calibration",
         "Participation",
+        "Plan",
         "Sensitivity",
         "Workload",
         "account",
@@ -18,6 +19,8 @@ def test_public_names():
         "lower_bound",
         "mechanisms",
         "noise",
+        "plan",
+        "planning",
         "workloads",
     }
     assert set(cn.mechanisms.__all__) == {

@@ -1,15 +1,17 @@
 """Differentially private training with correlated noise: the same guarantee, far less error."""
 
-from corrnoise import accounting, bounds, mechanisms, noise, workloads
+from corrnoise import accounting, bounds, mechanisms, noise, planning, workloads
 from corrnoise.accounting import Calibration, account, calibrate, epsilon_of
 from corrnoise.bounds import lower_bound
 from corrnoise.participation import Participation
+from corrnoise.planning import Plan, plan
 from corrnoise.sensitivity import Sensitivity
 from corrnoise.workloads import Workload
 
 __all__ = [
     "Calibration",
     "Participation",
+    "Plan",
     "Sensitivity",
     "Workload",
     "account",
@@ -20,5 +22,7 @@ __all__ = [
     "lower_bound",
     "mechanisms",
     "noise",
+    "plan",
+    "planning",
     "workloads",
 ]

@@ -1,14 +1,13 @@
 """What a run costs in privacy: from (ε, δ) to noise and back, and whether that is exact."""
 
 from corrnoise.accounting.calibration import (
-    SAMPLINGS,
-    Calibration,
-    Sampling,
     account,
     calibrate,
     epsilon_of,
+    estimate_noise,
     valid_samplings,
 )
+from corrnoise.accounting.guarantee import SAMPLINGS, Calibration, Sampling
 
 __all__ = [
     "SAMPLINGS",
@@ -17,5 +16,6 @@ __all__ = [
     "account",
     "calibrate",
     "epsilon_of",
+    "estimate_noise",
     "valid_samplings",
 ]

@@ -50,10 +50,10 @@ class Search:
     second, and so on, and each direction has half of that.
     """
 
-    def __init__(self, bins: Bins, delta: float, draws: Draws) -> None:
+    def __init__(self, bins: Bins, delta: float, draws: Draws, few: int | None = None) -> None:
         self.bins, self.delta, self.draws = bins, delta, draws
         self.samples = draws.samples or max(20_000, min(500_000, 50_000_000 // bins.num_bins))
-        self.few = max(1_000, self.samples // 10)
+        self.few = few or max(1_000, self.samples // 10)
 
     def promising(self, sigma: float, epsilon: float) -> bool:
         """Whether the full number of draws would certify δ here, as far as a few can tell."""

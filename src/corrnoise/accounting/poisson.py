@@ -24,7 +24,7 @@ _INTERVAL = 1e-3
 def strategy_bands(mechanism: Mechanism) -> int:
     """The number of bands of C: n where C⁻¹ is the banded one."""
     noising = mechanism.noising
-    return mechanism.num_steps if noising.numerator else noising.denominator_terms
+    return mechanism.num_steps if noising.numerator_terms > 1 else noising.denominator_terms
 
 
 def event(

@@ -74,6 +74,11 @@ class _Factorization(ABC):
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """The sensitivity of C: exact or a certified upper bound, and it says which."""
 
+    @property
+    def decoder_rms(self) -> float:
+        """‖B‖_F/√n: the error for each unit of the noise multiplier."""
+        return math.sqrt(_error.reduce_squares(self._step_squares, "mean"))
+
     def rmse(self, participation: Participation) -> float:
         """The paper's E(B, C) with unit noise: sens(C)·‖B‖_F/√n, with the certified sensitivity."""
         return self.error(participation, "mean")
@@ -82,6 +87,14 @@ class _Factorization(ABC):
         """Root of the mean, last or largest squared error over the steps, with unit noise."""
         square = _error.reduce_squares(self._step_squares, _error.check_kind(kind))
         return self.sensitivity(participation).value * math.sqrt(square)
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+
+    def to_json(self) -> str:
+        """``to_dict`` as JSON; every coefficient comes back to the last bit."""
+        return json.dumps(self.to_dict())
 
     def error_per_step(self, participation: Participation) -> Array:
         """Root of the expected squared error of each step, with unit noise; length n."""
@@ -105,9 +118,9 @@ class Mechanism(_Factorization):
     @property
     def num_bands(self) -> int:
         """p: the number of bands of C⁻¹, or of C where that is the banded one; n if neither is."""
-        if not self.noising.denominator:
+        if self.noising.denominator_terms == 1:
             return self.noising.numerator_terms
-        if not self.noising.numerator:
+        if self.noising.numerator_terms == 1:
             return self.noising.denominator_terms
         return self.num_steps
 
@@ -149,20 +162,18 @@ class Mechanism(_Factorization):
         """The same mechanism, stopped after ``num_steps`` steps."""
         return Mechanism(self.name, self.workload.first(num_steps), self.noising, self.optimization)
 
-    def to_json(self) -> str:
-        """The mechanism as JSON; ``from_json`` gives back every coefficient to the last bit."""
-        data: dict[str, Any] = {
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; ``from_dict`` gives back every coefficient to the last bit."""
+        return {
             "name": self.name,
             "workload": self.workload.to_dict(),
             "noising": self.noising.to_dict(),
             "optimization": asdict(self.optimization) if self.optimization else None,
         }
-        return json.dumps(data)
 
     @staticmethod
-    def from_json(text: str) -> Mechanism:
-        """The inverse of ``to_json``."""
-        data = json.loads(text)
+    def from_dict(data: Mapping[str, Any]) -> Mechanism:
+        """The inverse of ``to_dict``."""
         found = data["optimization"]
         return Mechanism(
             data["name"],
@@ -170,6 +181,11 @@ class Mechanism(_Factorization):
             Rational.from_dict(data["noising"]),
             Optimization.from_dict(found) if found else None,
         )
+
+    @staticmethod
+    def from_json(text: str) -> Mechanism:
+        """The inverse of ``to_json``."""
+        return Mechanism.from_dict(json.loads(text))
 
     def __repr__(self) -> str:
         bands = "" if self.num_bands == self.num_steps else f", num_bands={self.num_bands}"
@@ -215,20 +231,18 @@ class DenseMechanism(_Factorization):
         part = _read_only(self.strategy[:num_steps, :num_steps].copy())
         return DenseMechanism(self.name, workload, part, self.optimization)
 
-    def to_json(self) -> str:
-        """The mechanism as JSON."""
-        data: dict[str, Any] = {
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; ``from_dict`` gives back every entry to the last bit."""
+        return {
             "name": self.name,
             "workload": self.workload.to_dict(),
             "strategy": self.strategy.tolist(),
             "optimization": asdict(self.optimization),
         }
-        return json.dumps(data)
 
     @staticmethod
-    def from_json(text: str) -> DenseMechanism:
-        """The inverse of ``to_json``."""
-        data = json.loads(text)
+    def from_dict(data: Mapping[str, Any]) -> DenseMechanism:
+        """The inverse of ``to_dict``."""
         return DenseMechanism(
             data["name"],
             Workload.from_dict(data["workload"]),
@@ -236,8 +250,29 @@ class DenseMechanism(_Factorization):
             Optimization.from_dict(data["optimization"]),
         )
 
+    @staticmethod
+    def from_json(text: str) -> DenseMechanism:
+        """The inverse of ``to_json``."""
+        return DenseMechanism.from_dict(json.loads(text))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DenseMechanism) and (
+            (self.name, self.workload, self.optimization)
+            == (other.name, other.workload, other.optimization)
+            and np.array_equal(self.strategy, other.strategy)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.workload, self.strategy.tobytes()))
+
     def __repr__(self) -> str:
         return f"{self.name}({self.workload!r})"
+
+
+def from_dict(data: Mapping[str, Any]) -> Mechanism | DenseMechanism:
+    """The inverse of ``to_dict``, of either kind."""
+    kind = DenseMechanism if "strategy" in data else Mechanism
+    return kind.from_dict(data)
 
 
 def _read_only(array: Array) -> Array:

@@ -80,6 +80,13 @@ class Filter:
         past = sum(section.num_past for section in _sections(mechanism.noising))
         return Filter(mechanism, n, None, past)
 
+    @property
+    def num_sections(self) -> int:
+        """How many recursions run one after the other."""
+        if self.num_terms or isinstance(self.mechanism, DenseMechanism):
+            return 1
+        return len(self._constant_sections)
+
     def to_bytes(self) -> bytes:
         """Every coefficient, to tell one mechanism from another."""
         if isinstance(self.mechanism, DenseMechanism):
@@ -119,7 +126,8 @@ class Filter:
         """The mechanism that this filter runs: its coefficients are rounded to float32.
 
         Near a pole or zero at 1 that rounding moves the sensitivity far more than float64 would,
-        so a guarantee is priced for this mechanism.
+        so a guarantee is priced for this mechanism. Its own filter has the same coefficients to
+        the last bit, so that realising it changes nothing.
         """
         if isinstance(self.mechanism, DenseMechanism):
             rows = [self.sections(step)[0] for step in range(self.num_steps)]
@@ -132,8 +140,8 @@ class Filter:
             strategy.flags.writeable = False
             return replace(self.mechanism, strategy=strategy)
         sections = self.window if self.num_terms else self._constant_sections
-        parts = [_series(section) for section in sections]
-        series = Rational.of([n for n, _ in parts], [d for _, d in parts if d.size > 1])
+        numerators, denominators = zip(*map(_series, sections), strict=True)
+        series = Rational.of(_unless_one(numerators), _unless_one(denominators))
         return replace(self.mechanism, noising=series)
 
     @cached_property
@@ -165,14 +173,22 @@ def _section(numerator: Array, denominator: Array) -> Section:
 
 
 def _series(section: Section) -> tuple[Array, Array]:
-    """Numerator and denominator of what a section computes, with the coefficients that it has."""
+    """Numerator and denominator of what a section computes, with the coefficients that it has.
+
+    Both over the gain, so that ``_section`` finds the same float32 values in them again.
+    """
     gain, direct = float(np.float32(section.gain)), float(np.float32(section.direct))
     d = np.concatenate([[1.0], -section.feedback[::-1].astype(np.float64)])
     if section.passes:
-        return np.array([gain]), d
-    n = direct * d
-    n[1:] += gain * section.output[::-1].astype(np.float64)
-    return n, d if section.recursive else np.ones(1)
+        return np.ones(1), d / gain
+    n = (direct / gain) * d
+    n[1:] += section.output[::-1].astype(np.float64)
+    return n, (d if section.recursive else np.ones(1)) / gain
+
+
+def _unless_one(factors: tuple[Array, ...]) -> tuple[Array, ...]:
+    """No factors where their product is plainly 1: a banded C has no numerator."""
+    return () if all(f.size == 1 and f[0] == 1.0 for f in factors) else factors
 
 
 def _check_finite(coef: Array) -> None:

@@ -66,12 +66,12 @@ def candidates(num_terms: int) -> list[Scheme]:
     return sorted(schemes, key=lambda scheme: scheme.num_vectors)
 
 
-def step_cost(scheme: Scheme, num_terms: int, rounds: int) -> float:
+def step_cost(scheme: Scheme, spec: Filter, rounds: int) -> float:
     """Time of a step in units of reading one vector: arithmetic and memory traffic overlap."""
     draw, m = DRAW_COST[rounds], scheme.lookahead
-    if scheme.kind == "ring":
-        return max(draw, 2.0 + num_terms)
-    making = max((num_terms + m - 1) * draw, 2.0 + (m - 1))
+    if scheme.kind in ("ring", "recursion"):  # the state is read, and each section writes a vector
+        return max(draw, 2.0 + scheme.num_vectors + spec.num_sections)
+    making = max((scheme.draws_per_step * m) * draw, 2.0 + (m - 1))
     return (making + (m - 1) * 3.0) / m
 
 
@@ -96,4 +96,4 @@ def choose(spec: Filter, memory: float, rounds: int) -> Scheme:
     if spec.num_terms is None:
         return Scheme("recursion", spec.num_past, 1.0)
     fitting = [s for s in candidates(spec.num_terms) if s.num_vectors <= memory]
-    return min(fitting, key=lambda s: step_cost(s, spec.num_terms or 1, rounds))
+    return min(fitting, key=lambda s: step_cost(s, spec, rounds))

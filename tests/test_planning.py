@@ -1,0 +1,279 @@
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+
+import corrnoise as cn
+from corrnoise.accounting import calibration, gaussian
+from corrnoise.noise import CorrelatedNoise, Key, scheme
+from corrnoise.noise.filters import Filter
+from corrnoise.planning import Alternative, Plan, least_error
+
+SMALL = {"num_examples": 600, "batch_size": 50, "epochs": 4, "epsilon": 3.0, "delta": 1e-6}
+CIFAR = {
+    "num_examples": 50_000,
+    "batch_size": 512,
+    "epochs": 10,
+    "epsilon": 9,
+    "delta": 1e-5,
+    "momentum": 0.9,
+    "decay": 0.9999,
+}
+KEY = Key.from_bytes(bytes(32))
+
+
+@cache
+def planned(name):
+    if name == "no limit":
+        return cn.plan(**SMALL, sampling="fixed", memory=None, num_parameters=1000)
+    return cn.plan(**SMALL, momentum=0.5, sampling=name, samples=20_000)
+
+
+@pytest.mark.parametrize("name", [*cn.accounting.SAMPLINGS, "no limit"])
+def test_every_plan(name):
+    plan = planned(name)
+    assert plan.participation == cn.Participation(48, 12, 4)
+    assert plan.num_steps == 48
+    assert (plan.epsilon, plan.delta) == (3.0, 1e-6)
+    assert plan.error == plan.calibration.rmse()
+
+    # It is one of its alternatives, none of those that can be used is better, and it is proven.
+    usable = [a for a in plan.alternatives if not a.reason]
+    chosen = [
+        a for a in usable if (a.error, a.noise_multiplier) == (plan.error, plan.noise_multiplier)
+    ]
+    assert chosen
+    assert plan.calibration.kind == chosen[0].kind != "estimate"
+    assert plan.error <= 1.001 * min(a.error for a in usable if a.kind != "estimate")
+    assert plan.error <= 1.01 * min(a.error for a in usable)
+    errors = [math.inf if a.error is None else a.error for a in plan.alternatives]
+    assert errors == sorted(errors)
+
+    # What it promises is what the accountant says of the mechanism that runs.
+    assert CorrelatedNoise(plan.mechanism, KEY).mechanism == plan.mechanism
+    again = cn.account(
+        plan.mechanism,
+        plan.participation,
+        noise_multiplier=plan.noise_multiplier,
+        delta=plan.delta,
+        sampling=plan.sampling,
+        samples=20_000,
+    )
+    assert again.epsilon == pytest.approx(3.0, rel=0.02 if "balls" in name else 1e-3)
+    assert cn.epsilon_of(plan, 48) == 3.0
+
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.mechanism.name in repr(plan)
+    assert all(a.label in str(plan) for a in plan.alternatives)
+
+
+def test_a_plan_of_your_own_needs_three_things():
+    m = cn.mechanisms.bsr(cn.workloads.prefix_sum(48), 4)
+    c = cn.calibrate(m, cn.Participation(48, 12, 4), epsilon=1, delta=1e-6)
+    plan = Plan(num_examples=600, batch_size=50, calibration=c)
+    assert plan.alternatives == ()
+    assert plan.efficiency is None
+    assert plan.scheme == scheme.Scheme("recursion", 3, 1.0)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert "bsr" in str(plan)
+
+
+def test_dense_plans_come_back_to_the_last_bit():
+    plan = cn.plan(**SMALL, mechanisms=["dense"], memory=None, sampling="fixed")
+    assert plan.mechanism.name == "dense"
+    assert plan.memory == plan.scheme.num_vectors == 11
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert hash(again.mechanism) == hash(plan.mechanism)
+    assert CorrelatedNoise(again.mechanism, KEY).mechanism == plan.mechanism
+    other = cn.plan(**SMALL, mechanisms=["dense"], memory=None, sampling="fixed", decay=0.99)
+    assert other.mechanism != plan.mechanism
+
+
+def test_no_higher_error_than_the_mechanisms_of_the_papers_table():
+    """CIFAR-10, amplified: DP-SGD, BSR, BISR, Band-MF and Band-Inv-MF with p = 4."""
+    draws = {"samples": 30_000, "seed": 5}
+    plan = cn.plan(**CIFAR, sampling="balls-in-bins", **draws)
+    assert plan.calibration.kind == "certified"
+    w, part = cn.workloads.sgd(980, momentum=0.9, decay=0.9999), plan.participation
+    assert part == cn.Participation(980, 98, 10)
+    table = [
+        cn.mechanisms.dp_sgd(w),
+        cn.mechanisms.bsr(w, 4),
+        cn.mechanisms.bisr(w, 4),
+        cn.mechanisms.band_mf(w, part, 4),
+        cn.mechanisms.band_inv_mf(w, part, 4),
+    ]
+    for m in table:
+        c = cn.calibrate(m, part, epsilon=9, delta=1e-5, sampling="balls-in-bins", **draws)
+        assert plan.error <= c.rmse()
+    assert plan.scheme.num_vectors == 0
+    for a in plan.alternatives:  # estimates rank, so they must be close
+        if a.name == "dp_sgd":
+            assert a.error == pytest.approx(262.2, rel=0.01)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "balls-in-bins"])
+def test_no_mechanism_is_below_the_least_error(sampling):
+    part = cn.Participation(48, 12, 4)
+    for momentum in (0.0, 0.9):
+        w = cn.workloads.sgd(48, momentum=momentum)
+        setting = {"epsilon": 1.5, "delta": 1e-4, "sampling": sampling}
+        bound = least_error(w, part, **setting)
+        assert bound > 0
+        for m in (
+            cn.mechanisms.dp_sgd(w),
+            cn.mechanisms.bsr(w, 12),
+            cn.mechanisms.band_mf(w, part, 12),
+            cn.mechanisms.dense(w, part),
+        ):
+            assert cn.calibrate(m, part, **setting, samples=5_000).rmse() > bound
+
+
+def test_the_argument_behind_the_least_error_of_balls_in_bins():
+    """Private noise leaves every bin's mean within μ(ε + log b, bδ) standard deviations."""
+    part = cn.Participation(48, 12, 4)
+    m = cn.mechanisms.bisr(cn.workloads.prefix_sum(48), 6)
+    c = cn.calibrate(m, part, epsilon=1.5, delta=1e-4, sampling="balls-in-bins", samples=20_000)
+    furthest = calibration._bins(m, 12).longest / c.noise_multiplier
+    fixed = gaussian.mu(1.5, 1e-4)
+    assert fixed < furthest < gaussian.mu(1.5 + math.log(12), 12e-4)
+
+
+def test_no_least_error_where_none_is_proven():
+    part, w = cn.Participation(48, 12, 4), cn.workloads.prefix_sum(48)
+    for sampling in ("poisson", "cyclic-poisson"):
+        assert least_error(w, part, epsilon=1, delta=1e-6, sampling=sampling) is None
+    assert least_error(w, part, epsilon=1, delta=0.09, sampling="balls-in-bins") is None
+    assert planned("poisson").efficiency is None
+    assert 0 < planned("balls-in-bins").efficiency < planned("fixed").efficiency < 1
+
+
+def test_memory_decides_what_can_be_chosen():
+    plans = {m: cn.plan(**SMALL, sampling="fixed", memory=m) for m in (0, 2, None)}
+    assert plans[0].scheme.num_vectors == 0
+    assert plans[2].scheme.num_vectors <= 2
+    assert plans[None].mechanism.name in ("band_mf", "dense")
+    assert plans[None].error < plans[2].error <= plans[0].error
+    for a in plans[2].alternatives:
+        assert (a.scheme.num_vectors > 2) == ("memory is 2" in a.reason)
+    assert any(a.label == "band_mf p=3" and not a.reason for a in plans[2].alternatives)
+    noise = CorrelatedNoise(plans[2].mechanism, KEY, memory=plans[2].memory)
+    assert noise.scheme == plans[2].scheme
+
+
+def test_cost_is_relative_to_independent_noise():
+    alternatives = {a.label: a for a in planned("fixed").alternatives}
+    assert alternatives["dp_sgd"].step_cost == 1
+    assert alternatives["bisr p=4"].step_cost == pytest.approx(4)
+    assert alternatives["band_mf p=12"].step_cost > alternatives["blt d=2"].step_cost > 1
+
+
+def test_many_draws_are_taken_only_when_asked_for():
+    run = SMALL | {"num_examples": 6000, "batch_size": 10}
+    plan = cn.plan(**run, sampling="fixed", mechanisms=["bisr"])
+    assert plan.scheme.draws_per_step <= 32
+    (best,) = (a for a in plan.alternatives if a.reason)
+    assert "num_bands" in best.reason
+    asked = cn.plan(**run, sampling="fixed", mechanisms=["bisr"], num_bands=best.num_bands)
+    assert asked.mechanism.num_bands == best.num_bands
+    assert asked.error == best.error < plan.error
+
+
+def test_num_bands_and_mechanisms_restrict_the_choice():
+    plan = cn.plan(**SMALL, sampling="fixed", num_bands=3, memory=None)
+    assert {a.num_bands for a in plan.alternatives} == {3}
+    assert {a.name for a in plan.alternatives} == {"bsr", "bisr", "band_mf", "band_inv_mf"}
+    only = cn.plan(**SMALL, sampling="fixed", mechanisms=["blt"], memory=4)
+    assert only.mechanism.name == "blt"
+
+
+def test_cyclic_poisson_weighs_bands_against_amplification():
+    plan = cn.plan(**SMALL | {"epsilon": 0.5}, sampling="cyclic-poisson", memory=None)
+    sizes = {a.num_bands: a.error for a in plan.alternatives if a.name == "band_mf"}
+    assert set(sizes) == {2, 4, 8, 12}
+    assert plan.error < sizes[12]  # fewer bands and more amplification are better here
+    assert plan.calibration.kind == "bound"
+    assert cn.plan(**SMALL, sampling="cyclic-poisson").mechanism.name == "dp_sgd"  # no state
+    refused = [a for a in plan.alternatives if a.name == "bisr"]
+    assert refused
+    assert all("more than min_sep" in a.reason and a.error is None for a in refused)
+
+
+def test_steps_that_are_no_whole_epochs():
+    run = {k: v for k, v in SMALL.items() if k != "epochs"}
+    plan = cn.plan(**run, steps=30, sampling="fixed")
+    assert plan.participation == cn.Participation(30, 12, 3)
+    less = cn.plan(**run, steps=5, sampling="fixed")
+    assert less.participation == cn.Participation(5, 5, 1)
+
+
+def test_a_single_step():
+    plan = cn.plan(num_examples=5, batch_size=5, epochs=1, epsilon=1, delta=1e-5)
+    assert plan.participation == cn.Participation(1, 1, 1)
+    assert plan.noise_multiplier == pytest.approx(gaussian.noise_multiplier(1, 1e-5, 1.0))
+    assert plan.calibration.kind == "exact"
+
+
+def test_progress_only_moves_forward():
+    seen = []
+    plan = cn.plan(
+        **SMALL, sampling="balls-in-bins", samples=5_000, progress=lambda *x: seen.append(x)
+    )
+    done = [d for d, _ in seen]
+    assert done == sorted(done)
+    assert seen[-1][0] == seen[-1][1]
+    assert len({total for _, total in seen}) == 1
+    assert cn.plan(**SMALL, sampling="balls-in-bins", samples=5_000) == plan
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"steps": 10}, "exactly one of epochs and steps"),
+        ({"epochs": None}, "exactly one of epochs and steps"),
+        ({"epochs": 1.5}, "epochs must be an integer"),
+        ({"batch_size": 601}, "batch_size must be in"),
+        ({"batch_size": 0}, "batch_size must be in"),
+        ({"num_examples": 0}, "num_examples must be"),
+        ({"epsilon": 0}, "epsilon must be"),
+        ({"delta": 1}, "delta must be"),
+        ({"momentum": 2}, "momentum must be"),
+        ({"sampling": "shuffled"}, "sampling must be one of"),
+        ({"mechanisms": ["adam"]}, "mechanisms must be one of"),
+        ({"num_bands": 49}, "num_bands must be in"),
+        ({"memory": -1}, "memory must be"),
+        ({"rounds": 10}, "rounds must be"),
+        ({"samples": 10}, "samples must be"),
+        ({"num_parameters": 0}, "num_parameters must be"),
+        ({"epochs": None, "steps": 5}, "steps must be at least one epoch, 12"),
+        ({"sampling": "poisson", "mechanisms": ["bisr"]}, "mechanisms must contain one"),
+        ({"mechanisms": ["bsr"], "num_bands": 4}, "keeps 3 vectors, and memory is 0"),
+    ],
+)
+def test_bad_input(change, words):
+    with pytest.raises(ValueError, match=words):
+        cn.plan(**SMALL | {"samples": 2000} | change)
+
+
+def test_a_plan_refuses_what_makes_no_sense():
+    c = planned("fixed").calibration
+    for change in ({"batch_size": 601}, {"memory": -1}, {"rounds": 7}, {"num_parameters": 0}):
+        with pytest.raises(ValueError, match=next(iter(change))):
+            Plan(**{"num_examples": 600, "batch_size": 50, "calibration": c} | change)
+
+
+def test_estimates_are_near_the_certificates():
+    m = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(200), 8)).realized
+    part = cn.Participation(200, 40, 5)
+    budget = {"epsilon": 2.0, "delta": 1e-6}
+    about = cn.accounting.estimate_noise(m, part, **budget)
+    c = cn.calibrate(m, part, **budget, sampling="balls-in-bins")
+    assert about == pytest.approx(c.noise_multiplier, rel=0.01)
+
+
+def test_alternatives_come_back():
+    a = Alternative("x", "x", None, None, None, None, None, None, "no reason")
+    assert Alternative.from_dict({**a.__dict__}) == a
+    assert np.isfinite(planned("fixed").alternatives[0].error)

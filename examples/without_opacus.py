@@ -19,7 +19,10 @@ def main(epochs: int = 20) -> float:
     plan = cn.plan(num_examples=1437, batch_size=64, epochs=epochs, epsilon=3, delta=1e-4,
                    momentum=0.9, mechanisms=["bisr"])  # fmt: skip
     key = cn.noise.Key.generate()
-    noise, batches = cn.noise.CorrelatedNoise(plan.mechanism, key), cn.sampling.Batches.of(plan, key)
+    noise, batches = (
+        cn.noise.CorrelatedNoise(plan.mechanism, key),
+        cn.sampling.Batches.of(plan, key),
+    )
 
     def loss(weights, image, label):
         return nn.functional.cross_entropy(functional_call(model, weights, image), label)

@@ -92,8 +92,8 @@ def main() -> None:
                 os._exit(1)
             os._exit(0)
         children.append(child)
-    if any([os.waitpid(child, 0)[1] for child in children]):
-        sys.exit(1)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    sys.exit(1 if any(statuses) else 0)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ def test_public_names():
         "noise",
         "plan",
         "planning",
+        "sampling",
         "workloads",
     }
     assert set(cn.mechanisms.__all__) == {
@@ -34,6 +35,7 @@ def test_public_names():
         "bsr",
         "dense",
         "dp_sgd",
+        "named",
         "square_root",
     }
 

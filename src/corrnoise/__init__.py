@@ -1,6 +1,6 @@
 """Differentially private training with correlated noise: the same guarantee, far less error."""
 
-from corrnoise import accounting, bounds, mechanisms, noise, planning, workloads
+from corrnoise import accounting, bounds, mechanisms, noise, planning, sampling, workloads
 from corrnoise.accounting import Calibration, account, calibrate, epsilon_of
 from corrnoise.bounds import lower_bound
 from corrnoise.participation import Participation
@@ -24,5 +24,6 @@ __all__ = [
     "noise",
     "plan",
     "planning",
+    "sampling",
     "workloads",
 ]

@@ -57,7 +57,7 @@ def load(path: Any, **torch_load_kwargs: Any) -> dict[str, Any]:
     Raises:
         ValueError: neither can be read.
     """
-    options = {"weights_only": True, **torch_load_kwargs}
+    options: dict[str, Any] = {"weights_only": True, **torch_load_kwargs}
     if not isinstance(path, (str, os.PathLike)):
         return torch.load(path, **options)
     place = Path(path)

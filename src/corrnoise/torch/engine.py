@@ -13,6 +13,7 @@ from typing import Any
 
 import opacus
 import torch
+from opacus.validators import ModuleValidator
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -471,13 +472,13 @@ class PrivacyEngine:
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
     ) -> bool:
         """Whether Opacus can take gradients of single examples through the module."""
-        return opacus.validators.ModuleValidator.is_valid(module)
+        return ModuleValidator.is_valid(module)
 
     def validate(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
     ) -> None:
         """As ``is_compatible``, but raises with the reason, such as BatchNorm."""
-        opacus.validators.ModuleValidator.validate(module, strict=True)
+        ModuleValidator.validate(module, strict=True)
 
     @classmethod
     def get_compatible_module(cls, module: nn.Module) -> nn.Module:

@@ -181,5 +181,6 @@ def check_loader(loader: DataLoader[Any]) -> bool:
 
 
 def _dtype(part: Any) -> Any:
-    kind = dtype_safe(part)
-    return {int: torch.int64, float: torch.float32, bool: torch.bool}.get(kind, kind)
+    kind: Any = dtype_safe(part)
+    plain: dict[Any, Any] = {int: torch.int64, float: torch.float32, bool: torch.bool}
+    return plain.get(kind, kind)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
+from opacus.optimizers import optimizer as opacus_optimizer
 from torch import nn
 
 from corrnoise.ledger import Ledger
@@ -23,6 +23,10 @@ from corrnoise.noise import CorrelatedNoise
 from corrnoise.noise.key import Key
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import Placement, local
+
+# Opacus's own marks on gradients that were used already; it has no public name for them.
+_CHECK: Any = opacus_optimizer._check_processed_flag  # pyright: ignore[reportPrivateUsage]
+_MARK: Any = opacus_optimizer._mark_as_processed  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Release:
                 self._noise.add_(targets, step, scale, offsets)
             for param, grad in zip(self._params, grads, strict=True):
                 param.grad = grad.view_as(param)
-                _mark_as_processed(self._summed(param))
+                _MARK(self._summed(param))
         self.step = step + 1
 
     def _check(self, step: int) -> None:
@@ -130,7 +134,7 @@ class Release:
                 "loss.backward() first, also for an empty batch, and freeze unused parameters "
                 "before make_private"
             )
-        _check_processed_flag(grad)
+        _CHECK(grad)
         return grad
 
     def _digest(self, step: int, grads: Sequence[torch.Tensor]) -> str:

@@ -30,10 +30,12 @@ from corrnoise.torch import PrivacyEngine
 
 EPSILON, DELTA, BATCH, CLIP, MOMENTUM = 3.0, 1e-4, 64, 1.0, 0.9
 METHODS = {
+    "DP-SGD, fixed batches": ("dp_sgd", "fixed"),
+    "BISR p = 4, fixed batches": ("bisr", "fixed"),
+    "DP-SGD, balls-in-bins": ("dp_sgd", "balls-in-bins"),
+    "BISR p = 4, balls-in-bins": ("bisr", "balls-in-bins"),
+    "planner's choice, balls-in-bins": (None, "balls-in-bins"),
     "DP-SGD, Poisson": ("dp_sgd", "poisson"),
-    "DP-SGD": ("dp_sgd", "balls-in-bins"),
-    "BISR, p = 4": ("bisr", "balls-in-bins"),
-    "planner's choice": (None, "balls-in-bins"),
 }
 RATES = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64]
 

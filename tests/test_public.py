@@ -35,7 +35,6 @@ def test_public_names():
         "bsr",
         "dense",
         "dp_sgd",
-        "named",
         "square_root",
     }
 

@@ -17,7 +17,7 @@ class Record:
 
     Attributes:
         step: the steps taken.
-        epsilon: what they spent.
+        epsilon: what they spent; ``None`` where it was not computed.
         loss: mean training loss since the record before; computed from private data, outside the
             guarantee.
         test_loss: on the test set.
@@ -25,7 +25,7 @@ class Record:
     """
 
     step: int
-    epsilon: float
+    epsilon: float | None
     loss: float
     test_loss: float | None
     test_accuracy: float | None

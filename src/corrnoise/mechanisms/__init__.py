@@ -5,7 +5,6 @@ from corrnoise.mechanisms.banded_inverse import band_inv_mf
 from corrnoise.mechanisms.buffered import blt
 from corrnoise.mechanisms.dense import dense
 from corrnoise.mechanisms.mechanism import DenseMechanism, Mechanism, Optimization
-from corrnoise.mechanisms.named import named
 from corrnoise.mechanisms.square_root import bisr, bsr, dp_sgd, square_root
 
 __all__ = [
@@ -19,6 +18,5 @@ __all__ = [
     "bsr",
     "dense",
     "dp_sgd",
-    "named",
     "square_root",
 ]

@@ -136,7 +136,8 @@ class PrivacyEngine:
             sampling: as in ``calibrate``; by default "fixed" if not ``poisson_sampling``, else
                 "poisson" for dp_sgd and "balls-in-bins" for the others.
             plan: everything at once, from ``corrnoise.plan`` or a file.
-            num_bands: p for a mechanism that is named; see ``mechanisms.named``.
+            num_bands: p for a mechanism that is named, or the buffers of "blt"; by default 4, and b
+                for "bsr" and "band_mf".
             workload: instead of the one that is read from the optimizer.
             delta: where ε is stated; 1/(10·number of examples) by default.
             criterion: the loss, for ghost clipping; cross entropy by default.

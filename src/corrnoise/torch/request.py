@@ -12,7 +12,7 @@ from corrnoise import checks
 from corrnoise.accounting import Calibration, account, calibrate
 from corrnoise.accounting.calibration import Sampling
 from corrnoise.accounting.progress import Progress
-from corrnoise.mechanisms import DenseMechanism, Mechanism, named
+from corrnoise.mechanisms import DenseMechanism, Mechanism, build
 from corrnoise.noise.filters import Filter
 from corrnoise.participation import Participation
 from corrnoise.planning import Plan
@@ -119,13 +119,19 @@ class Request:
         """The mechanism as the noise will run it, in float32."""
         wanted = "bisr" if self.mechanism is None else self.mechanism
         if isinstance(wanted, str):
-            wanted = named(wanted, self._workload(part.num_steps), part, self.num_bands)
+            wanted = build(wanted, self._workload(part.num_steps), part, self._size(wanted, part))
         elif wanted.num_steps != part.num_steps:
             raise ValueError(
                 f"mechanism must be planned for {part.num_steps} steps ({self.epochs} epochs of "
                 f"{self.min_sep}), got {wanted.num_steps}; build it for this run"
             )
         return Filter.of(wanted).realized
+
+    def _size(self, name: str, part: Participation) -> Any:
+        """The paper's choices where the user makes none: 4 bands of C⁻¹, b of C, 4 buffers."""
+        if self.num_bands is not None or name in ("dp_sgd", "dense"):
+            return self.num_bands
+        return part.min_sep if name in ("bsr", "band_mf") else min(4, part.num_steps)
 
     def _workload(self, num_steps: int) -> Workload:
         return self.workload or workload_of(self.optimizer, num_steps)

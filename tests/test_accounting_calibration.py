@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import json
 import math
+import sys
 
 import dp_accounting
 import numpy as np
@@ -317,3 +318,60 @@ def test_attempts_share_the_failure_probability_and_never_the_draws(monkeypatch)
     assert sum(2 * eta for _, eta, direction in attempts if direction == "remove") <= 1e-6
     assert len({seed for seed, _, _ in attempts}) == len(attempts)
     assert not {seed for seed, _, _ in attempts} & {s for s, _, _ in calls if s[1] == 0}
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "balls-in-bins", "cyclic-poisson"])
+def test_account_finds_delta_where_epsilon_is_given(sampling):
+    part = cn.Participation(48, 12, 4)
+    m = cn.mechanisms.bsr(cn.workloads.prefix_sum(48), 4)
+    options = {"sampling": sampling, "samples": 50_000}
+    c = cn.calibrate(m, part, epsilon=2, delta=1e-5, **options)
+    back = cn.account(m, part, noise_multiplier=c.noise_multiplier, epsilon=2, **options)
+    assert back.delta == pytest.approx(1e-5, rel=0.05 if sampling == "balls-in-bins" else 1e-3)
+    assert back.kind == c.kind
+    if sampling == "balls-in-bins":
+        assert back.delta == pytest.approx(back.estimate.upper)
+        assert back.failure_probability == 1e-9
+        assert 2 < back.epsilon_without_sampling < 3
+    less = cn.account(m, part, noise_multiplier=0.5 * c.noise_multiplier, epsilon=2, **options)
+    assert less.delta > back.delta
+
+
+def test_the_delta_of_adding_counts():
+    """At ε = 0 both directions have the same δ, and an unbiased look finds it below the bound."""
+    part = cn.Participation(4, 4, 1)
+    m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(4))
+    c = cn.account(m, part, noise_multiplier=1.0, epsilon=0, sampling="balls-in-bins")
+    # P is the mixture of four unit vectors: total variation to N(0, I) by plain Monte Carlo.
+    draws = np.random.default_rng(1).standard_normal((1_000_000, 4))
+    gap = np.maximum(1.0 - np.mean(np.exp(draws - 0.5), axis=1), 0.0)
+    low = gap.mean() - 5 * gap.std() / 1000  # one-sided, 5 standard errors: below 3e-7
+    assert low <= c.delta <= gap.mean() * 1.05
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "balls-in-bins"])
+def test_absurd_noise_has_a_delta_too(sampling):
+    part = cn.Participation(48, 12, 4)
+    m = cn.mechanisms.bisr(cn.workloads.prefix_sum(48), 4)
+    options = {"sampling": sampling, "samples": 1000}
+    assert cn.account(m, part, noise_multiplier=1e-3, epsilon=1, **options).delta == 1.0
+    none = cn.account(m, part, noise_multiplier=1e3, epsilon=10, **options)
+    assert none.delta == sys.float_info.min
+    assert none.kind != "exact"
+    assert cn.account(m, part, noise_multiplier=1e-3, delta=1e-5, **options).epsilon > 1e6
+
+
+def test_account_takes_one_of_delta_and_epsilon():
+    part, m = cn.Participation(48, 12, 4), cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(48))
+    for given in ({}, {"epsilon": 1.0, "delta": 1e-5}):
+        with pytest.raises(ValueError, match="exactly one of delta and epsilon"):
+            cn.account(m, part, noise_multiplier=1.0, **given)
+    with pytest.raises(ValueError, match="epsilon must be"):
+        cn.account(m, part, noise_multiplier=1.0, epsilon=-1)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "balls-in-bins"])
+def test_a_calibration_comes_back_equal(sampling):
+    part, m = cn.Participation(48, 12, 4), cn.mechanisms.bisr(cn.workloads.prefix_sum(48), 4)
+    c = cn.calibrate(m, part, epsilon=2, delta=1e-5, sampling=sampling, samples=20_000)
+    assert cn.Calibration.from_dict(json.loads(c.to_json())) == c

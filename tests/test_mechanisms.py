@@ -111,6 +111,7 @@ def test_every_mechanism_factors_every_workload_under_every_participation(
     again = type(m).from_json(m.to_json())
     assert again.rmse(participation) == m.rmse(participation)
     assert again.to_json() == m.to_json()
+    assert again == m
     assert repr(m).startswith(m.name)
 
 
@@ -340,3 +341,20 @@ def test_values_cannot_be_changed():
         with pytest.raises(ValueError, match="read-only"):
             coef[0] = 2.0
     assert isinstance(m, Mechanism)
+
+
+def test_mechanisms_by_name():
+    part, w = Participation(24, 6, 4), workloads.prefix_sum(24)
+    for name in mechanisms.NAMES:
+        size = None if name in ("dp_sgd", "dense") else 2
+        assert mechanisms.build(name, w, part, size).name == name
+    assert mechanisms.build("bisr", w, part, "best") == mechanisms.bisr(w, "best", part)
+    assert mechanisms.build("dense", w, part, 3).strategy[4, 1] == 0
+    with pytest.raises(ValueError, match="num_bands must be given for bsr"):
+        mechanisms.build("bsr", w, part)
+    with pytest.raises(ValueError, match="num_buffers must be given for blt"):
+        mechanisms.build("blt", w, part)
+    with pytest.raises(ValueError, match="num_bands of dp_sgd must be 1"):
+        mechanisms.build("dp_sgd", w, part, 2)
+    with pytest.raises(ValueError, match="mechanism must be one of"):
+        mechanisms.build("adam", w, part, 2)

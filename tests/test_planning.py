@@ -157,7 +157,7 @@ def test_memory_decides_what_can_be_chosen():
     assert plans[None].mechanism.name in ("band_mf", "dense")
     assert plans[None].error < plans[2].error <= plans[0].error
     for a in plans[2].alternatives:
-        assert (a.scheme.num_vectors > 2) == ("memory is 2" in a.reason)
+        assert (a.scheme.num_vectors > 2) == ("more than 2" in a.reason)
     assert any(a.label == "band_mf p=3" and not a.reason for a in plans[2].alternatives)
     noise = CorrelatedNoise(plans[2].mechanism, KEY, memory=plans[2].memory)
     assert noise.scheme == plans[2].scheme
@@ -209,6 +209,18 @@ def test_steps_that_are_no_whole_epochs():
     assert less.participation == cn.Participation(5, 5, 1)
 
 
+def test_certificates_that_compete_share_the_failure_probability():
+    run = {"sampling": "balls-in-bins", "samples": 5_000, "failure_probability": 1e-3}
+    plan = cn.plan(**SMALL, **run, mechanisms=["blt"], memory=4)
+    certified = [a for a in plan.alternatives if a.kind == "certified"]
+    assert len(certified) == 3
+    assert plan.calibration.failure_probability == 1e-3
+    alone = {"epsilon": SMALL["epsilon"], "delta": SMALL["delta"]} | run
+    alone["failure_probability"] /= 3
+    c = cn.calibrate(plan.mechanism, plan.participation, **alone)
+    assert c.noise_multiplier == plan.noise_multiplier
+
+
 def test_a_single_step():
     plan = cn.plan(num_examples=5, batch_size=5, epochs=1, epsilon=1, delta=1e-5)
     assert plan.participation == cn.Participation(1, 1, 1)
@@ -249,7 +261,7 @@ def test_progress_only_moves_forward():
         ({"num_parameters": 0}, "num_parameters must be"),
         ({"epochs": None, "steps": 5}, "steps must be at least one epoch, 12"),
         ({"sampling": "poisson", "mechanisms": ["bisr"]}, "mechanisms must contain one"),
-        ({"mechanisms": ["bsr"], "num_bands": 4}, "keeps 3 vectors, and memory is 0"),
+        ({"mechanisms": ["bsr"], "num_bands": 4}, "needs memory 3, more than 0"),
     ],
 )
 def test_bad_input(change, words):

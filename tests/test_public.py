@@ -25,6 +25,7 @@ def test_public_names():
         "workloads",
     }
     assert set(cn.mechanisms.__all__) == {
+        "NAMES",
         "DenseMechanism",
         "Mechanism",
         "Optimization",
@@ -33,6 +34,7 @@ def test_public_names():
         "bisr",
         "blt",
         "bsr",
+        "build",
         "dense",
         "dp_sgd",
         "square_root",

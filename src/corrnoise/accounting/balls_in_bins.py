@@ -160,7 +160,8 @@ def _tilt_remove(bins: Bins, sigma: float, epsilon: float) -> _Tilt:
         weight = np.exp(np.minimum(loss - power + tuples.log_z, 700.0))
         return weight * -np.expm1(np.minimum(epsilon - loss, 0.0))
 
-    return _Tilt(values, math.exp(tuples.log_largest))
+    # e^700, where the weights are cut as well, certifies nothing.
+    return _Tilt(values, math.exp(min(tuples.log_largest, 700.0)))
 
 
 def _folds(bins: Bins) -> tuple[int, ...]:
@@ -203,8 +204,10 @@ class _Tuples:
                 joint *= (self.pair * self.single) @ self.pair
                 log_scale += 2.0 * scale + scale_single
             rows = np.sum(joint, axis=1)
-            log_sum = log_scale + math.log(float(np.sum(rows)))
-            self.first = np.cumsum(rows) / float(np.sum(rows))
+            total = float(np.sum(rows))
+            # With next to no noise the weights underflow; such tuples are never to be chosen.
+            log_sum = log_scale + math.log(total) if total > 1e-250 else 1e300
+            self.first = np.cumsum(rows) / (total or 1.0)
             self.joint = joint
         self.log_z = log_sum - folds * math.log(b)
         tau = folds * theta

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -108,14 +109,17 @@ def account(
     participation: Participation,
     *,
     noise_multiplier: float,
-    delta: float,
+    delta: float | None = None,
+    epsilon: float | None = None,
     sampling: Sampling = "fixed",
     failure_probability: float = 1e-9,
     samples: int | None = None,
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> Calibration:
-    """The ε of a run with this noise at this δ: the inverse of ``calibrate``, same arguments.
+    """The ε of a run with this noise at this δ, or the δ at this ε: one of them is given.
+
+    The inverse of ``calibrate``, with the same arguments.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(980, 98, 10)
@@ -124,9 +128,17 @@ def account(
     9.0
     """
     sigma = checks.number("noise_multiplier", noise_multiplier, 0.0, open_low=True)
-    delta = checks.probability("delta", delta)
     draws = Draws.checked(failure_probability, samples, seed, progress)
     require(mechanism, participation, sampling)
+    if (delta is None) == (epsilon is None):
+        raise ValueError(
+            f"exactly one of delta and epsilon must be given, got delta={delta!r} and "
+            f"epsilon={epsilon!r}; the other is found"
+        )
+    if epsilon is not None:
+        epsilon = checks.number("epsilon", epsilon, 0.0)
+        return _account_delta(mechanism, participation, sampling, sigma, epsilon, draws)
+    delta = checks.probability("delta", delta)
     if sampling == "balls-in-bins":
         bins = _bins(mechanism, participation.min_sep)
         return _account_bins(mechanism, participation, bins, sigma, delta, draws)
@@ -137,6 +149,36 @@ def account(
         return Calibration(mechanism, participation, sampling, sigma, epsilon, delta, kind)
     epsilon = poisson.epsilon(cast(Mechanism, mechanism), participation, sigma, delta)
     return Calibration(mechanism, participation, sampling, sigma, epsilon, delta, "bound")
+
+
+def _account_delta(
+    mechanism: Mechanism | DenseMechanism,
+    participation: Participation,
+    sampling: Sampling,
+    sigma: float,
+    epsilon: float,
+    draws: Draws,
+) -> Calibration:
+    if sampling == "balls-in-bins":
+        bins = _bins(mechanism, participation.min_sep)
+        most = _rounded_up(gaussian.delta(epsilon, bins.longest / sigma))
+        delta, found = Search(bins, 0.0, draws).least_delta(sigma, epsilon, most)
+        delta = _rounded_up(delta)
+        return _certified(mechanism, participation, bins, sigma, epsilon, delta, draws, found)
+    kind: Literal["exact", "bound"] = "bound"
+    if sampling == "fixed":
+        sens = mechanism.sensitivity(participation)
+        delta = gaussian.delta(epsilon, sens.value / sigma)
+        kind = "exact" if sens.exact and delta > sys.float_info.min else "bound"
+    else:
+        delta = poisson.delta(cast(Mechanism, mechanism), participation, sigma, epsilon)
+    delta = _rounded_up(delta)
+    return Calibration(mechanism, participation, sampling, sigma, epsilon, delta, kind)
+
+
+def _rounded_up(delta: float) -> float:
+    """Up by what arithmetic may lose, and never 0: no Gaussian noise attains that."""
+    return min(max(delta * (1.0 + _ROUNDING), sys.float_info.min), 1.0)
 
 
 def epsilon_of(
@@ -275,7 +317,7 @@ def _certified(
     draws: Draws,
     found: Estimate | None,
 ) -> Calibration:
-    plain = gaussian.epsilon(delta, bins.longest / sigma)
+    plain = gaussian.epsilon(delta, bins.longest / sigma) if delta < 1.0 else 0.0
     surely = bisect(lambda x: renyi.delta_bound(bins, sigma, x) <= delta, 0.0, plain, 1e-4)
     kind: Literal["exact", "bound", "certified"] = "certified" if found else "bound"
     if bins.num_bins == 1:

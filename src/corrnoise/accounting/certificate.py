@@ -82,6 +82,23 @@ class Search:
                 return value, found
         return most, None
 
+    def least_delta(
+        self, sigma: float, epsilon: float, most: float
+    ) -> tuple[float, Estimate | None]:
+        """The δ(ε) that draws certify at this noise; ``most`` where they certify no less.
+
+        Nothing is searched for, so the two directions share the whole failure probability.
+        """
+        if self.bins.num_bins == 1:
+            return most, None
+        half, seed = self.draws.failure_probability / 2.0, (self.draws.seed, 1)
+        found = self._estimates(sigma, epsilon, self.samples, half, seed, self.draws.progress)
+        largest = next(found)
+        bound = balls_in_bins.add_bound(self.bins, sigma, epsilon)
+        if bound > largest.upper:
+            largest = max(largest, *found, key=lambda estimate: estimate.upper)
+        return (largest.upper, largest) if largest.upper < most else (most, None)
+
     def _certificate(self, sigma: float, epsilon: float, attempt: int) -> Estimate:
         """The larger of the two directions, from draws that nothing else has seen."""
         failure = self.draws.failure_probability / 2.0 ** (attempt + 1)

@@ -3,11 +3,13 @@
 from corrnoise.mechanisms.banded import band_mf
 from corrnoise.mechanisms.banded_inverse import band_inv_mf
 from corrnoise.mechanisms.buffered import blt
+from corrnoise.mechanisms.by_name import NAMES, build
 from corrnoise.mechanisms.dense import dense
 from corrnoise.mechanisms.mechanism import DenseMechanism, Mechanism, Optimization
 from corrnoise.mechanisms.square_root import bisr, bsr, dp_sgd, square_root
 
 __all__ = [
+    "NAMES",
     "DenseMechanism",
     "Mechanism",
     "Optimization",
@@ -16,6 +18,7 @@ __all__ = [
     "bisr",
     "blt",
     "bsr",
+    "build",
     "dense",
     "dp_sgd",
     "square_root",

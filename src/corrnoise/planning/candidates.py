@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from corrnoise import checks, mechanisms
 from corrnoise.accounting import Sampling
 from corrnoise.mechanisms import DenseMechanism, Mechanism
+from corrnoise.mechanisms.by_name import BANDED, NAMES
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
-
-BANDED_STRATEGIES = ("bsr", "band_mf")
-BANDED_INVERSES = ("bisr", "band_inv_mf")
-FAMILIES = ("dp_sgd", *BANDED_STRATEGIES, *BANDED_INVERSES, "blt", "dense")
 
 # A dense factorization of more steps takes longer than all other candidates together.
 _LARGEST_DENSE = 128
@@ -31,15 +27,32 @@ class Candidate:
 
     Attributes:
         name: its family.
-        num_bands: p; ``None`` for families that have no bands.
-        label: family, size and what it was tuned for, to print.
-        build: makes it.
+        size: the number of bands, or of buffers; ``None`` for "dense".
+        workload: A.
+        tuned: the participation to optimise for.
+        note: says so where that is not the run's own.
     """
 
     name: str
-    num_bands: int | None
-    label: str
-    build: Callable[[], Mechanism | DenseMechanism]
+    size: int | None
+    workload: Workload
+    tuned: Participation
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        """Family, size and what it is tuned for, to print."""
+        size = "" if self.size is None else f" {'d' if self.name == 'blt' else 'p'}={self.size}"
+        return self.name + ("" if self.name == "dp_sgd" else size) + self.note
+
+    @property
+    def num_bands(self) -> int | None:
+        """p; ``None`` for families that have no bands."""
+        return None if self.name == "blt" else self.size
+
+    def build(self) -> Mechanism | DenseMechanism:
+        """The mechanism."""
+        return mechanisms.build(self.name, self.workload, self.tuned, self.size)
 
 
 def candidates(
@@ -51,7 +64,7 @@ def candidates(
     families: Sequence[str] | None,
     num_bands: int | None,
 ) -> Iterator[Candidate]:
-    """Every candidate, cheap ones first.
+    """Every candidate.
 
     Args:
         workload: A.
@@ -61,41 +74,47 @@ def candidates(
         families: names; all by default, or the banded ones where ``num_bands`` is given.
         num_bands: this p alone.
     """
-    n, b = workload.num_steps, participation.min_sep
-    if families is None:
-        families = FAMILIES if num_bands is None else (*BANDED_STRATEGIES, *BANDED_INVERSES)
-    for name in families:
-        checks.choice("mechanisms", name, FAMILIES)
+    n = workload.num_steps
+    for name in families or ():
+        checks.choice("mechanisms", name, NAMES)
     if num_bands is not None:
         checks.integer("num_bands", num_bands, 1, n, "lower num_bands or raise the steps")
-    for name in FAMILIES:
-        if name not in families:
-            continue
-        if name == "dp_sgd":
-            yield Candidate(name, 1, name, partial(mechanisms.dp_sgd, workload))
-        elif name == "blt":
-            for d in (d for d in _BUFFERS if d <= n):
-                build = partial(mechanisms.blt, workload, participation, d)
-                yield Candidate(name, None, f"blt d={d}", build)
-        elif name == "dense":
-            if n <= _LARGEST_DENSE or len(families) == 1:
-                build = partial(mechanisms.dense, workload, participation)
-                yield Candidate(name, None, name, build)
-        elif name == "bisr" and num_bands is None:
-            yield from _bisr(workload, participation)
-        elif name == "band_inv_mf":
-            for tuned in _tunings(participation, sampling):
-                sizes = _band_inv_mf_bands(tuned, sampling) if num_bands is None else [num_bands]
-                yield from _band_inv_mf(workload, participation, tuned, sizes)
-        else:
-            sizes = _strategy_bands(b, sampling, memory) if num_bands is None else [num_bands]
-            for p in sizes:
-                build = {
-                    "bsr": partial(mechanisms.bsr, workload, p),
-                    "band_mf": partial(mechanisms.band_mf, workload, participation, p),
-                    "bisr": partial(mechanisms.bisr, workload, p),
-                }[name]
-                yield Candidate(name, p, f"{name} p={p}", build)
+    if families is None:
+        families = NAMES if num_bands is None else BANDED
+        if n > _LARGEST_DENSE:
+            families = [name for name in families if name != "dense"]
+    for name in families:
+        tunings = [participation]
+        if name == "band_inv_mf" and sampling == "balls-in-bins":
+            tunings += _shorter(participation)
+        for tuned in tunings:
+            note = "" if tuned == participation else f", tuned for b={tuned.min_sep}"
+            asked = num_bands is not None and name in BANDED
+            sizes = [num_bands] if asked else _sizes(name, workload, tuned, sampling, memory)
+            for size in sizes:
+                yield Candidate(name, size, workload, tuned, note)
+
+
+def _sizes(
+    name: str,
+    workload: Workload,
+    participation: Participation,
+    sampling: Sampling,
+    memory: float | None,
+) -> Sequence[int | None]:
+    n = workload.num_steps
+    if name == "dense":
+        return [None]
+    if name == "dp_sgd":
+        return [1]
+    if name == "blt":
+        return [d for d in _BUFFERS if d <= n]
+    if name == "bisr":
+        best = mechanisms.bisr(workload, "best", participation).num_bands
+        return sorted({*(p for p in _BISR_BANDS if p <= n), best})
+    if name == "band_inv_mf":
+        return _band_inv_mf_bands(participation, sampling)
+    return _strategy_bands(participation.min_sep, sampling, memory)
 
 
 def _strategy_bands(b: int, sampling: Sampling, memory: float | None) -> list[int]:
@@ -111,21 +130,13 @@ def _strategy_bands(b: int, sampling: Sampling, memory: float | None) -> list[in
     return sorted(sizes)
 
 
-def _bisr(workload: Workload, participation: Participation) -> Iterator[Candidate]:
-    best = mechanisms.bisr(workload, "best", participation).num_bands
-    for p in sorted({*(p for p in _BISR_BANDS if p <= workload.num_steps), best}):
-        yield Candidate("bisr", p, f"bisr p={p}", partial(mechanisms.bisr, workload, p))
-
-
-def _tunings(participation: Participation, sampling: Sampling) -> list[Participation]:
-    """What to optimise for.
+def _shorter(participation: Participation) -> list[Participation]:
+    """Shorter separations to optimise for.
 
     Amplification favours a C that forgets sooner, which a shorter separation brings about.
     """
     n, b = participation.num_steps, participation.min_sep
-    shares = (1, 2, 4) if sampling == "balls-in-bins" else (1,)
-    shorter = sorted({max(1, b // share) for share in shares}, reverse=True)
-    return [participation, *(Participation(n, s, -(-n // s)) for s in shorter if s != b)]
+    return [Participation(n, b // share, -(-n // (b // share))) for share in (2, 4) if b >= share]
 
 
 def _band_inv_mf_bands(tuned: Participation, sampling: Sampling) -> list[int]:
@@ -135,12 +146,3 @@ def _band_inv_mf_bands(tuned: Participation, sampling: Sampling) -> list[int]:
     """
     most = tuned.num_steps if sampling == "fixed" else max(2, tuned.min_sep // 4)
     return [p for p in _BAND_INV_MF_BANDS if p <= min(most, tuned.num_steps)]
-
-
-def _band_inv_mf(
-    workload: Workload, participation: Participation, tuned: Participation, sizes: Sequence[int]
-) -> Iterator[Candidate]:
-    note = "" if tuned == participation else f", tuned for b={tuned.min_sep}"
-    for p in sizes:
-        build = partial(mechanisms.band_inv_mf, workload, tuned, p)
-        yield Candidate("band_inv_mf", p, f"band_inv_mf p={p}{note}", build)

@@ -178,16 +178,19 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        return "\n".join([*self._summary(), *self._table()])
+        return "\n".join([self.summary, *self._table()])
 
-    def _summary(self) -> list[str]:
+    @property
+    def summary(self) -> str:
+        """What the plan promises and costs, in five lines."""
         c, scheme = self.calibration, self.scheme
         how = c.kind
         if c.kind == "certified":
             how += f" but for probability {c.failure_probability:g}"
         k, b = self.participation.max_participations, self.participation.min_sep
-        state = f"{scheme.num_vectors} vectors of state" if scheme.num_vectors else "no state"
-        if scheme.num_vectors and self.num_parameters:
+        kept = scheme.num_vectors
+        state = f"{kept} model-sized vectors kept" if kept else "no state"
+        if kept and self.num_parameters:
             state += f" ({scheme.state_bytes(self.num_parameters) / 2**20:,.1f} MiB)"
         lines = [
             f"mechanism   {self.mechanism!r}",
@@ -201,7 +204,7 @@ class Plan:
         ]
         if self.lower_bound is not None:
             lines[-1] += f"; no factorization can be below {self.lower_bound:.4g} here"
-        return lines
+        return "\n".join(lines)
 
     def _table(self) -> list[str]:
         if not self.alternatives:

@@ -87,7 +87,8 @@ def main() -> None:
                     times[name].append(spent)
     medians = {name: statistics.median(found) for name, found in times.items()}
     print(
-        f"{size:,} parameters, batch {BATCH}, {given.steps} steps, {torch.get_num_threads()} threads"
+        f"{size:,} parameters, batch {BATCH}, {given.steps} steps, "
+        f"{torch.get_num_threads()} threads"
     )
     stock_ms, ours_ms = medians["stock"] * 1e3, medians["ours"] * 1e3
     print(f"stock Opacus {stock_ms:.1f} ms, corrnoise p = 4 {ours_ms:.1f} ms")

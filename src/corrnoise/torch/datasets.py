@@ -269,6 +269,11 @@ def _images(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _split(name: str, x: Any, y: Any, test_fraction: float, seed: int) -> Data:
     count = len(y)
+    if len(x) != len(y):
+        raise ValueError(
+            f"{name} must have one label for each example, got {len(x)} examples and "
+            f"{len(y)} labels"
+        )
     share = checks.probability("test_fraction", test_fraction)
     order = np.random.default_rng(seed).permutation(count)
     held, rest = np.split(order, [-(-int(count * share * 1000) // 1000)])

@@ -467,7 +467,8 @@ class PrivacyEngine:
 
     def close(self) -> None:
         """Let another process continue the run: gives the ledger's lock back."""
-        self._started.release.ledger.close()
+        if self._run is not None:
+            self._run.release.ledger.close()
 
     def is_compatible(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -82,49 +83,47 @@ def train(
     rate = checks.number("learning_rate", rate, 0.0, open_low=True)
     place = None if folder is None else Path(folder)
     engine = _engine(place, key)
-    wrapped, optimizer, loader = engine.make_private(
-        module=net,
-        optimizer=torch.optim.SGD(
-            net.parameters(),
-            lr=rate,
-            momentum=workload.momentum,
-            weight_decay=_weight_decay(workload.momentum, workload.decay, rate),
-        ),
-        data_loader=DataLoader(
-            data.train.to(device), batch_size=plan.batch_size, collate_fn=whole_batch
-        ),
-        max_grad_norm=clip_norm,
-        plan=plan,
-    )
-    checkpoint = None if place is None else place / "checkpoint.pt"
-    records: list[Record] = []
-    if checkpoint is not None and checkpoint.exists():
-        found = engine.load_checkpoint(path=checkpoint, module=wrapped, optimizer=optimizer)
-        records = [Record(**record) for record in found["records"]]
-    test = data.test.to(device)
-    n, b = plan.num_steps, plan.participation.min_sep
-    start = time.perf_counter()
-    while engine.steps_taken < n:
-        loss = _epoch(wrapped, optimizer, loader, max_physical_batch_size)
-        taken = engine.steps_taken
-        test_loss, accuracy = evaluate(wrapped, test)
-        epochs = -(-n // b)
-        due = plan.sampling != "balls-in-bins" or (
-            (taken // b) % max(1, epochs // _CERTIFICATES) == 0 or taken == n
+    with closing(engine):
+        momentum, weight_decay = sgd_settings(workload.momentum, workload.decay, rate)
+        wrapped, optimizer, loader = engine.make_private(
+            module=net,
+            optimizer=torch.optim.SGD(
+                net.parameters(), lr=rate, momentum=momentum, weight_decay=weight_decay
+            ),
+            data_loader=DataLoader(
+                data.train.to(device), batch_size=plan.batch_size, collate_fn=whole_batch
+            ),
+            max_grad_norm=clip_norm,
+            plan=plan,
         )
-        spent = engine.get_epsilon(plan.delta) if due else None
-        records.append(Record(taken, spent, loss, test_loss, accuracy))
-        if checkpoint is not None:
-            engine.save_checkpoint(
-                path=checkpoint,
-                module=wrapped,
-                optimizer=optimizer,
-                checkpoint_dict={"records": [vars(record) for record in records]},
+        checkpoint = None if place is None else place / "checkpoint.pt"
+        records: list[Record] = []
+        if checkpoint is not None and checkpoint.exists():
+            found = engine.load_checkpoint(path=checkpoint, module=wrapped, optimizer=optimizer)
+            records = [Record(**record) for record in found["records"]]
+        test = data.test.to(device)
+        n, b = plan.num_steps, plan.participation.min_sep
+        start = time.perf_counter()
+        while engine.steps_taken < n:
+            loss = _epoch(wrapped, optimizer, loader, max_physical_batch_size)
+            taken = engine.steps_taken
+            test_loss, accuracy = evaluate(wrapped, test)
+            epochs = -(-n // b)
+            due = plan.sampling != "balls-in-bins" or (
+                (taken // b) % max(1, epochs // _CERTIFICATES) == 0 or taken == n
             )
-        if progress is not None:
-            progress(taken, n, accuracy)
-    seconds = time.perf_counter() - start
-    engine.close()
+            spent = engine.get_epsilon(plan.delta) if due else None
+            records.append(Record(taken, spent, loss, test_loss, accuracy))
+            if checkpoint is not None:
+                engine.save_checkpoint(
+                    path=checkpoint,
+                    module=wrapped,
+                    optimizer=optimizer,
+                    checkpoint_dict={"records": [vars(record) for record in records]},
+                )
+            if progress is not None:
+                progress(taken, n, accuracy)
+        seconds = time.perf_counter() - start
     return Run(
         label=label or plan.mechanism.name,
         plan=plan,
@@ -183,13 +182,12 @@ def _epoch(net: nn.Module, optimizer: Any, loader: Any, most: int | None) -> flo
     return float(total) / max(count, 1)
 
 
-def _weight_decay(momentum: float, decay: float, rate: float) -> float:
-    """λ of torch's SGD that gives this decay: the inverse of ``optimizers.workload_of``."""
-    if decay in (0.0, 1.0):
-        return 0.0
-    # α + β′ = 1 + β - ηλ and αβ′ = β, with the plan's momentum as β′.
-    beta = decay * momentum
-    return (1.0 + beta - decay - momentum) / rate
+def sgd_settings(momentum: float, decay: float, rate: float) -> tuple[float, float]:
+    """Momentum and weight decay of torch's SGD for a workload: undoes ``optimizers.workload_of``.
+
+    With β and λ of torch, α + β′ = 1 + β - ηλ and α·β′ = β, so ηλ = (1 - α)(1 - β′).
+    """
+    return decay * momentum, (1.0 - decay) * (1.0 - momentum) / rate
 
 
 def _engine(folder: Path | None, key: str | Path | None) -> PrivacyEngine:

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import corrnoise as cn
+from corrnoise.run import Run
+from corrnoise.statement import Statement
+from corrnoise.torch import datasets, workload_of
+from corrnoise.torch.training import default_rate, sgd_settings, train
+
+
+def plan(**options):
+    asked = {"epochs": 3, "epsilon": 8, "delta": 1e-4, "sampling": "fixed", "mechanisms": ["bisr"]}
+    return cn.plan(num_examples=1437, batch_size=96, momentum=0.9, **{**asked, **options})
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return datasets.load("digits")
+
+
+def test_training_learns_and_keeps_its_promise(digits):
+    found = train(plan(), digits, learning_rate=0.1)
+    assert [record.step for record in found.records] == [15, 30, 45]
+    assert found.test_accuracy > 0.6  # chance is 0.1
+    assert found.records[-1].epsilon == found.statement.epsilon == 8
+    assert found.statement.steps_taken == 45
+    assert found.records[0].loss > found.records[-1].loss
+    assert found.model["num_parameters"] == 9610
+
+
+def test_a_run_turns_into_json_and_back(digits):
+    found = train(plan(epochs=1), digits, label="mine")
+    again = Run.from_json(found.to_json())
+    assert again == found
+    assert again.statement.to_text() == found.statement.to_text()
+
+
+def test_a_killed_run_resumes_from_its_folder(digits, tmp_path):
+    class StopError(Exception):
+        pass
+
+    def stop(taken, total, accuracy):
+        if taken == 30:
+            raise StopError
+
+    options = {"learning_rate": 0.1, "folder": tmp_path / "run"}
+    with pytest.raises(StopError):
+        train(plan(), digits, progress=stop, **options)
+    seen = []
+    found = train(plan(), digits, progress=lambda *state: seen.append(state[0]), **options)
+    assert seen == [45]
+    assert [record.step for record in found.records] == [15, 30, 45]
+    assert (tmp_path / "run.key").exists()  # beside the folder, not in it
+    assert not list((tmp_path / "run").glob("*.key"))
+
+
+def test_small_physical_batches_change_nothing_but_rounding(digits):
+    key = cn.noise.Key.from_bytes(bytes(32))
+    one, other = (
+        train(plan(), digits, learning_rate=0.1, key=key, max_physical_batch_size=most)
+        for most in (None, 17)
+    )
+    assert one.test_accuracy == pytest.approx(other.test_accuracy, abs=0.01)
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.9, 0.999), (0.0, 0.99), (0.5, 1.0)])
+def test_weight_decay_gives_the_workload_of_the_plan(momentum, decay):
+    weight = torch.nn.Parameter(torch.zeros(1))
+    beta, shrink = sgd_settings(momentum, decay, 0.2)
+    optimizer = torch.optim.SGD([weight], lr=0.2, momentum=beta, weight_decay=shrink)
+    workload = workload_of(optimizer, 10)
+    assert workload.momentum == pytest.approx(momentum)
+    assert workload.decay == pytest.approx(decay)
+
+
+def test_the_default_rate_follows_the_error():
+    small, large = plan(), plan(epsilon=2)
+    ratio = default_rate(small, 1.0, 100) / default_rate(large, 1.0, 100)
+    assert ratio == pytest.approx(large.error / small.error)
+
+
+def test_bad_settings_are_refused(digits):
+    with pytest.raises(ValueError, match="learning_rate"):
+        train(plan(), digits, learning_rate=-1.0)
+    with pytest.raises(ValueError, match="clip_norm"):
+        train(plan(), digits, clip_norm=0.0)
+    other = cn.plan(
+        num_examples=1400, batch_size=96, epochs=1, epsilon=8, delta=1e-4,
+        sampling="fixed", mechanisms=["bisr"],
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="the plan's 1400 examples"):
+        train(other, digits)
+
+
+def test_a_statement_of_a_plan_alone():
+    found = Statement.of(plan(), clip_norm=2.0)
+    assert found.steps_taken == found.num_steps
+    assert "standard deviation" in found.to_text()
+    assert Statement(**found.to_dict()) == found

@@ -7,7 +7,7 @@ import corrnoise as cn
 from corrnoise.run import Run
 from corrnoise.statement import Statement
 from corrnoise.torch import datasets, workload_of
-from corrnoise.torch.training import default_rate, sgd_settings, train
+from corrnoise.torch.training import Average, default_rate, sgd_settings, train
 
 
 def plan(**options):
@@ -99,3 +99,35 @@ def test_a_statement_of_a_plan_alone():
     assert found.steps_taken == found.num_steps
     assert "standard deviation" in found.to_text()
     assert Statement(**found.to_dict()) == found
+
+
+@pytest.mark.parametrize("options", [{"schedule": "linear"}, {"average_last": 0.5}])
+def test_schedule_and_averaging_resume_exactly(digits, tmp_path, options):
+    key = cn.noise.Key.from_bytes(bytes(32))
+    whole = train(plan(), digits, learning_rate=0.2, key=key, **options)
+    plain = train(plan(), digits, learning_rate=0.2, key=key)
+    assert whole.records[-1].test_loss != plain.records[-1].test_loss
+
+    def stop(taken, total, accuracy):
+        if taken == 30:
+            raise KeyboardInterrupt
+
+    settings = {"learning_rate": 0.2, "folder": tmp_path / "run", **options}
+    with pytest.raises(KeyboardInterrupt):
+        train(plan(), digits, progress=stop, **settings)
+    resumed = train(plan(), digits, **settings)
+    again = train(plan(), digits, key=cn.noise.Key.load(tmp_path / "run.key"), **{
+        **settings, "folder": None
+    })  # fmt: skip
+    assert resumed.records == again.records
+
+
+def test_the_average_is_the_mean_of_the_last_weights():
+    net = torch.nn.Linear(2, 1, bias=False)
+    average = Average(net, 4, 0.5)
+    for value in (1.0, 2.0, 3.0, 5.0):
+        torch.nn.init.constant_(net.weight, value)
+        average.update()
+    with average.weights():
+        assert net.weight.tolist() == [[4.0, 4.0]]
+    assert net.weight.tolist() == [[5.0, 5.0]]

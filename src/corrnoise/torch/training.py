@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -48,6 +48,9 @@ def train(
     folder: str | Path | None = None,
     key: str | Path | None = None,
     max_physical_batch_size: int | None = None,
+    schedule: Literal["constant", "linear"] = "constant",
+    average_last: float = 0.0,
+    track_epsilon: bool = True,
     progress: Callable[[int, int, float | None], None] | None = None,
 ) -> Run:
     """Train a model privately and evaluate it after every epoch.
@@ -65,6 +68,10 @@ def train(
             is resumed.
         key: where the key of such a run is kept; ``FOLDER.key`` by default, beside the folder.
         max_physical_batch_size: examples that go through the model at a time.
+        schedule: of the learning rate: "linear" lowers it step by step to 0.
+        average_last: the part of the steps at the end whose weights are averaged for evaluation;
+            0 evaluates the last weights. Neither this nor the schedule costs privacy.
+        track_epsilon: whether ε is computed along the way; for balls-in-bins that takes seconds.
         progress: called after each epoch with steps taken, steps in all, and test accuracy.
 
     Returns:
@@ -81,6 +88,7 @@ def train(
     size = sum(p.numel() for p in net.parameters())
     rate = default_rate(plan, clip_norm, size) if learning_rate is None else learning_rate
     rate = checks.number("learning_rate", rate, 0.0, open_low=True)
+    checks.choice("schedule", schedule, ("constant", "linear"))
     place = None if folder is None else Path(folder)
     engine = _engine(place, key)
     with closing(engine):
@@ -97,20 +105,30 @@ def train(
             plan=plan,
         )
         checkpoint = None if place is None else place / "checkpoint.pt"
+        average = Average(net, plan.num_steps, average_last)
         records: list[Record] = []
         if checkpoint is not None and checkpoint.exists():
             found = engine.load_checkpoint(path=checkpoint, module=wrapped, optimizer=optimizer)
             records = [Record(**record) for record in found["records"]]
+            average.load(found["average"])
         test = data.test.to(device)
         n, b = plan.num_steps, plan.participation.min_sep
+
+        def before_step() -> None:
+            if schedule == "linear":
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * (1.0 - engine.steps_taken / n)
+
         start = time.perf_counter()
         while engine.steps_taken < n:
-            loss = _epoch(wrapped, optimizer, loader, max_physical_batch_size)
+            loss = _epoch(wrapped, optimizer, loader, max_physical_batch_size, before_step, average)
             taken = engine.steps_taken
-            test_loss, accuracy = evaluate(wrapped, test)
-            epochs = -(-n // b)
-            due = plan.sampling != "balls-in-bins" or (
-                (taken // b) % max(1, epochs // _CERTIFICATES) == 0 or taken == n
+            with average.weights():
+                test_loss, accuracy = evaluate(wrapped, test)
+            due = track_epsilon and (
+                plan.sampling != "balls-in-bins"
+                or (taken // b) % max(1, -(-n // b) // _CERTIFICATES) == 0
+                or taken == n
             )
             spent = engine.get_epsilon(plan.delta) if due else None
             records.append(Record(taken, spent, loss, test_loss, accuracy))
@@ -119,7 +137,10 @@ def train(
                     path=checkpoint,
                     module=wrapped,
                     optimizer=optimizer,
-                    checkpoint_dict={"records": [vars(record) for record in records]},
+                    checkpoint_dict={
+                        "records": [vars(record) for record in records],
+                        "average": average.state(),
+                    },
                 )
             if progress is not None:
                 progress(taken, n, accuracy)
@@ -141,6 +162,8 @@ def train(
             "clip_norm": clip_norm,
             "seed": seed,
             "device": device,
+            "schedule": schedule,
+            "average_last": average_last,
         },
         seconds=seconds,
     )
@@ -160,7 +183,62 @@ def evaluate(net: nn.Module, data: Tensors, *, batch_size: int = 2048) -> tuple[
     return loss / len(data), right / len(data)
 
 
-def _epoch(net: nn.Module, optimizer: Any, loader: Any, most: int | None) -> float:
+class Average:
+    """The mean of the weights over the last part of a run."""
+
+    def __init__(self, net: nn.Module, num_steps: int, part: float) -> None:
+        self._params = list(net.parameters())
+        self._first = num_steps - round(num_steps * checks.fraction("average_last", part))
+        self._step, self._count = 0, 0
+        self._means = [p.detach().clone() for p in self._params]
+
+    def update(self) -> None:
+        """Take the weights after a step into account."""
+        self._step += 1
+        if self._step > self._first:
+            self._count += 1
+            with torch.no_grad():
+                for mean, param in zip(self._means, self._params, strict=True):
+                    mean.lerp_(param, 1.0 / self._count)
+
+    @contextmanager
+    def weights(self) -> Generator[None]:
+        """The model with its mean weights, where there are any; then with its own again."""
+        if not self._count:
+            yield
+            return
+        own = [p.detach().clone() for p in self._params]
+        self._put(self._means)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"step": self._step, "count": self._count, "means": self._means}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """The inverse of ``state``."""
+        self._step, self._count = state["step"], state["count"]
+        self._means = [
+            mean.to(p.device) for mean, p in zip(state["means"], self._params, strict=True)
+        ]
+
+    def _put(self, values: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for param, value in zip(self._params, values, strict=True):
+                param.copy_(value)
+
+
+def _epoch(
+    net: nn.Module,
+    optimizer: Any,
+    loader: Any,
+    most: int | None,
+    before_step: Callable[[], None],
+    average: Average,
+) -> float:
     """One pass over the loader; the mean loss."""
     if most is not None:
         from opacus.utils.batch_memory_manager import BatchMemoryManager
@@ -168,16 +246,19 @@ def _epoch(net: nn.Module, optimizer: Any, loader: Any, most: int | None) -> flo
         with BatchMemoryManager(
             data_loader=loader, max_physical_batch_size=most, optimizer=optimizer
         ) as parts:
-            return _epoch(net, optimizer, parts, None)
-    total = torch.zeros(())
+            return _epoch(net, optimizer, parts, None, before_step, average)
+    total = torch.zeros((), device=next(net.parameters()).device)
     count = 0
     for x, y in loader:
+        before_step()
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(net(x), y)
         loss.backward()
         optimizer.step()
+        if not optimizer._is_last_step_skipped:  # pyright: ignore[reportPrivateUsage]
+            average.update()
         if len(y):
-            total = total.to(loss.device) + loss.detach() * len(y)
+            total += loss.detach() * len(y)
             count += len(y)
     return float(total) / max(count, 1)
 

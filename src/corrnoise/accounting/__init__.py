@@ -5,9 +5,9 @@ from corrnoise.accounting.calibration import (
     calibrate,
     epsilon_of,
     estimate_noise,
-    valid_samplings,
 )
 from corrnoise.accounting.guarantee import SAMPLINGS, Calibration, Sampling
+from corrnoise.accounting.validity import valid_samplings
 
 __all__ = [
     "SAMPLINGS",

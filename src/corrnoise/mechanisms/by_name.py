@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from corrnoise import checks
 from corrnoise.mechanisms.banded import band_mf
@@ -14,8 +14,9 @@ from corrnoise.mechanisms.square_root import bisr, bsr, dp_sgd
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
 
-BANDED = ("bsr", "band_mf", "bisr", "band_inv_mf")
-NAMES = ("dp_sgd", *BANDED, "blt", "dense")
+Name = Literal["dp_sgd", "bsr", "band_mf", "bisr", "band_inv_mf", "blt", "dense"]
+NAMES: tuple[Name, ...] = get_args(Name)
+BANDED: tuple[Name, ...] = ("bsr", "band_mf", "bisr", "band_inv_mf")
 
 
 def build(

@@ -1,0 +1,379 @@
+import io
+import json
+import os
+import pty
+import shlex
+import subprocess
+import sys
+
+import pytest
+import typer
+
+import corrnoise as cn
+from corrnoise import planning
+from corrnoise.cli import main, terminal
+from corrnoise.cli.app import app
+
+COMMANDS = {c.callback.__name__: c.callback for c in app.registered_commands}
+EXAMPLES = [
+    line.strip()
+    for callback in COMMANDS.values()
+    for line in callback.__doc__.splitlines()
+    if line.strip().startswith("corrnoise ")
+]
+RUN = "--num-examples 600 --batch-size 50 --epochs 4 --epsilon 3 --delta 1e-6"
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def call(line):
+        status = main(shlex.split(line))
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def process(line, **env):
+    return subprocess.run(
+        [sys.executable, "-m", "corrnoise", *shlex.split(line)],
+        capture_output=True,
+        text=True,
+        env=os.environ | env,
+        check=False,
+    )
+
+
+def on_a_terminal(line, **env):
+    """What a process writes to a terminal."""
+    leader, follower = pty.openpty()
+    words = [sys.executable, "-m", "corrnoise", *shlex.split(line)]
+    child = subprocess.Popen(
+        words, stdout=follower, stderr=subprocess.DEVNULL, env=os.environ | {"TERM": "xterm"} | env
+    )
+    os.close(follower)
+    seen = b""
+    while True:
+        try:
+            part = os.read(leader, 4096)
+        except OSError:  # the child has closed its end
+            break
+        if not part:
+            break
+        seen += part
+    os.close(leader)
+    assert child.wait() == 0
+    return seen.decode()
+
+
+# Every command
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_every_example_in_the_help_runs(run, line):
+    status, out, err = run(line.removeprefix("corrnoise "))
+    assert (status, err) == (0, "")
+    assert out.strip()
+    assert "\x1b" not in out
+    if "--json" in line:
+        json.loads(out)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_examples_and_json(run, name):
+    status, out, err = run(f"{name} --help")
+    assert (status, err) == (0, "")
+    assert f"\n    corrnoise {name} " in out
+    assert "--json" in out
+    assert any("--json" in line for line in EXAMPLES if line.startswith(f"corrnoise {name} "))
+
+
+def test_the_commands():
+    assert {"plan", "compare", "account", "bench"} <= set(COMMANDS)
+
+
+def test_no_words_are_help(run):
+    status, out, _ = run("")
+    assert status == 0
+    assert "Commands:" in out
+
+
+def test_version(run):
+    assert run("--version") == (0, "corrnoise 0.1.0.dev0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("nothing", "No such command"),
+        ("plan", "--help"),
+        ("plan --epsilon one", "--epsilon"),
+        (f"plan {RUN} --sampling shuffled", "--sampling"),
+        (f"plan {RUN} --colour red", "No such option"),
+        (f"plan {RUN} --steps 3", "exactly one of epochs and steps"),
+        (f"plan {RUN} --mechanism adam", "mechanisms must be one of"),
+        (f"plan {RUN} --memory lots", "neither a number nor 'none'"),
+        (f"plan {RUN} --memory -1", "memory must be"),
+        (f"plan {RUN} --save nowhere/plan.json", "make the folder first"),
+        (f"plan {RUN} --save .", "make the folder first"),
+        ("plan --num-examples 6 --batch-size 7 --epochs 1 --epsilon 1 --delta 0.1", "batch_size"),
+        ("account --mechanism bisr --num-steps 10 --epsilon 1 --delta 0.1", "num_bands"),
+        ("account --mechanism bisr --num-bands few --num-steps 9 --epsilon 1 --delta 0.1", "best"),
+        ("account --mechanism dp_sgd --num-steps 10 --epsilon 1", "exactly two"),
+        ("account --mechanism dp_sgd --epsilon 1 --delta 0.1", "give num-examples"),
+        ("account --mechanism dp_sgd --num-steps 9 --epochs 2 --epsilon 1 --delta 0.1", "give num"),
+        (
+            "account --mechanism dp_sgd --num-examples 9 --batch-size 3 --epochs 1 --min-sep 3 "
+            "--epsilon 1 --delta 0.1",
+            "min-sep and max-participations follow",
+        ),
+        (
+            "account --mechanism bisr --num-bands 2 --num-steps 9 --min-sep 3 --epsilon 1 "
+            "--delta 0.1 --sampling poisson",
+            "cannot be priced",
+        ),
+        ("compare --num-steps 10 --max-participations 11", "max-participations must be"),
+        ("compare --num-steps 10 --values 2;3", "values must be integers"),
+        ("compare --num-steps 10 --values 20", "num_bands must be in"),
+        ("compare --num-steps 10 --plot errors.doc", "doc"),
+        ("bench --num-parameters 0", "num-parameters must be"),
+        ("bench --seconds -1", "seconds must be"),
+        ("bench --device cuda", "cuda"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(run, monkeypatch, line, words):
+    if "cuda" in line:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    status, out, err = run(line)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("corrnoise: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_what_is_unexpected_is_not_swallowed(run, monkeypatch):
+    def broken(**_):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(planning, "plan", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        run(f"plan {RUN}")
+
+
+def test_a_missing_extra_is_named(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    status, _, err = run("compare --num-steps 8 --values 2 --plot x.png")
+    assert status == 2
+    assert err == (
+        "corrnoise: matplotlib is needed and not installed: pip install 'corrnoise[plots]'\n"
+    )
+    monkeypatch.setitem(sys.modules, "numpy.nonsense", None)
+    monkeypatch.setattr(planning, "plan", lambda **_: __import__("numpy.nonsense"))
+    with pytest.raises(ModuleNotFoundError):
+        run(f"plan {RUN}")
+
+
+def test_a_command_needs_typer(run, monkeypatch):
+    monkeypatch.delitem(sys.modules, "corrnoise.cli.app")
+    monkeypatch.setitem(sys.modules, "typer", None)
+    status, _, err = run("--help")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "corrnoise[cli]" in err
+
+
+# plan
+
+
+def test_plan_prints_what_from_json_reads(run, tmp_path):
+    """The CIFAR-10 command of the manual, with fewer draws."""
+    line = (
+        "plan --num-examples 50000 --batch-size 512 --epochs 10 --epsilon 9 --delta 1e-5 "
+        "--momentum 0.9 --decay 0.9999 --sampling balls-in-bins --json --samples 20000 "
+        "--mechanism bisr --mechanism band_inv_mf --num-bands 4 --save plan.json"
+    )
+    status, out, err = run(line)
+    assert (status, err) == (0, "")
+    plan = cn.Plan.from_json(out)
+    assert plan.participation == cn.Participation(980, 98, 10)
+    assert plan == cn.plan(
+        num_examples=50_000,
+        batch_size=512,
+        epochs=10,
+        epsilon=9,
+        delta=1e-5,
+        momentum=0.9,
+        decay=0.9999,
+        sampling="balls-in-bins",
+        samples=20_000,
+        mechanisms=["bisr", "band_inv_mf"],
+        num_bands=4,
+    )
+    assert cn.Plan.from_json((tmp_path / "plan.json").read_text()) == plan
+    assert json.loads(out)["error"] == plan.error
+
+
+def test_plan_shows_its_alternatives(run):
+    _, out, _ = run(f"plan {RUN} --sampling poisson --memory none")
+    assert "C correlates the noise of different steps" in out
+    assert "(3, 1e-06)-DP, bound" in out
+
+
+# account
+
+
+def test_account_goes_all_three_ways(run):
+    where = "account --mechanism bsr --num-bands 4 --num-steps 48 --min-sep 12 --json"
+    noise = json.loads(run(f"{where} --epsilon 2 --delta 1e-5")[1])["noise_multiplier"]
+    epsilon = json.loads(run(f"{where} --noise-multiplier {noise} --delta 1e-5")[1])["epsilon"]
+    delta = json.loads(run(f"{where} --noise-multiplier {noise} --epsilon 2")[1])["delta"]
+    assert epsilon == pytest.approx(2, rel=1e-9)
+    assert delta == pytest.approx(1e-5, rel=1e-9)
+
+
+def test_account_prices_what_runs(run):
+    line = "account --mechanism bisr --num-bands best --num-steps 48 --min-sep 12 --momentum 0.5"
+    found = cn.Calibration.from_dict(
+        {
+            k: v
+            for k, v in json.loads(run(f"{line} --epsilon 2 --delta 1e-5 --json")[1]).items()
+            if k != "error"
+        }
+    )
+    noise = cn.noise.CorrelatedNoise(found.mechanism)
+    assert noise.mechanism == found.mechanism
+    assert found.participation == cn.Participation(48, 12, 4)
+
+
+def test_account_of_a_dataset_and_of_blt(run):
+    line = "account --mechanism blt --num-buffers 2 --num-examples 60 --batch-size 5 --num-steps 30"
+    status, out, _ = run(f"{line} --epsilon 2 --delta 1e-5")
+    assert status == 0
+    assert "30 steps; an example at most 3 times, 12 steps apart" in out
+
+
+def test_account_says_what_is_certain(run):
+    line = "account --mechanism dp_sgd --num-steps 40 --min-sep 10 --samples 5000"
+    _, out, _ = run(f"{line} --sampling balls-in-bins --epsilon 2 --delta 1e-5")
+    assert "certified but for probability 1e-09" in out
+    assert "surely" in out
+
+
+# compare
+
+
+def test_compare_against_bands(run):
+    line = "compare --num-steps 48 --min-sep 12 --momentum 0.5 --values 2,12 --mechanism bsr"
+    data = json.loads(run(f"{line} --mechanism blt --mechanism dp_sgd --json")[1])
+    part, w = cn.Participation(48, 12, 4), cn.workloads.sgd(48, momentum=0.5)
+    assert data["values"] == [2, 12]
+    assert data["rmse"]["bsr"] == [cn.mechanisms.bsr(w, p).rmse(part) for p in (2, 12)]
+    assert data["rmse"]["blt"] == [cn.mechanisms.blt(w, part, 4).rmse(part)] * 2
+    assert data["lower_bound"] == [cn.lower_bound(w, part)] * 2
+
+
+def test_compare_against_steps(run):
+    line = "compare --against steps --num-steps 40 --max-participations 4 --mechanism bisr --json"
+    data = json.loads(run(f"{line} --num-bands 8")[1])
+    assert data["values"] == [4, 8, 16, 32, 40]
+    w, part = cn.workloads.prefix_sum(40), cn.Participation(40, 10, 4)
+    assert data["rmse"]["bisr"][-1] == cn.mechanisms.bisr(w, 8).rmse(part)
+    assert data["participations"][0] == {"num_steps": 4, "min_sep": 1, "max_participations": 4}
+
+
+def test_compare_draws(run, tmp_path):
+    line = "compare --num-steps 16 --values 2,4 --mechanism bsr --mechanism bisr --plot errors.png"
+    assert run(line)[0] == 0
+    assert (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")
+
+
+# bench
+
+
+def test_bench_times_what_it_says(run):
+    line = "bench --num-parameters 5000 --num-steps 24 --max-participations 2 --seconds 0.01"
+    data = json.loads(run(f"{line} --device cpu --json")[1])
+    rows = {row["mechanism"]: row for row in data["rows"]}
+    assert set(rows) == {"dp_sgd", "bisr 4", "band_inv_mf 4", "bsr 4", "band_mf 4", "blt 4"}
+    assert all(row["step_seconds"] > 0 and row["build_seconds"] > 0 for row in data["rows"])
+    for row in data["rows"]:
+        assert row["relative"] == row["step_seconds"] / data["independent_seconds"]["cpu"]
+    assert rows["bisr 4"]["bytes_per_parameter"] == 0
+    assert rows["bsr 4"]["bytes_per_parameter"] == 12
+
+
+# The terminal
+
+
+def test_a_real_process():
+    done = process(f"plan {RUN} --sampling fixed --json")
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = cn.Plan.from_json(done.stdout)
+    assert plan.epsilon == 3
+    refused = process("plan")
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert refused.stderr.count("\n") == 1
+
+
+def test_no_colours_in_a_pipe():
+    for line in ("compare --num-steps 8 --values 2", "plan --help", "nothing"):
+        done = process(line, FORCE_COLOR="1", GITHUB_ACTIONS="true")
+        assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_colours_on_a_terminal_unless_told_not_to():
+    line = f"plan {RUN} --sampling fixed --mechanism bisr --num-bands 4"
+    assert "\x1b[1;32m" in on_a_terminal(line, NO_COLOR="")
+    assert "\x1b[1;32m" not in on_a_terminal(line, NO_COLOR="1")
+
+
+def test_completion_knows_the_choices():
+    for words, expected in (
+        ("corrnoise ", "account"),
+        ("corrnoise account --sampling ", "balls-in-bins"),
+        ("corrnoise compare --mechanism ", "band_inv_mf"),
+    ):
+        done = process(
+            "",
+            _CORRNOISE_COMPLETE="complete_bash",
+            COMP_WORDS=words,
+            COMP_CWORD=str(len(words.split())),
+        )
+        assert expected in done.stdout
+
+
+def test_help_needs_nothing_heavy():
+    code = (
+        "import sys; from corrnoise.cli import main; status = main(['--help']); "
+        "print([m for m in ('scipy', 'torch', 'matplotlib', 'dp_accounting') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_drawn_on_a_terminal_after_a_second(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for patience, drawn in ((0.0, True), (60.0, False)):
+        screen = _Terminal()
+        monkeypatch.setattr(sys, "stderr", screen)
+        monkeypatch.setattr(terminal, "_PATIENCE", patience)
+        with terminal.progress("working") as show:
+            show(1, 3)
+            show(3, 3)
+        assert ("working" in screen.getvalue()) == drawn
+
+
+def test_the_base_of_usage_errors_is_what_we_take_it_for():
+    from corrnoise.cli.app import _USAGE_ERROR
+
+    assert _USAGE_ERROR.__name__ == "UsageError"
+    assert issubclass(typer.BadParameter, _USAGE_ERROR)

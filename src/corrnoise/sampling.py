@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise import checks
-from corrnoise.accounting.calibration import SAMPLINGS, Sampling
+from corrnoise.accounting import SAMPLINGS, Sampling
 from corrnoise.accounting.poisson import strategy_bands
 from corrnoise.mechanisms import Mechanism
 from corrnoise.noise.key import Key

@@ -17,8 +17,7 @@ from opacus.validators import ModuleValidator
 from torch import nn
 from torch.utils.data import DataLoader
 
-from corrnoise.accounting import account, epsilon_of
-from corrnoise.accounting.calibration import Sampling
+from corrnoise.accounting import Sampling, account, epsilon_of
 from corrnoise.accounting.progress import Progress
 from corrnoise.mechanisms import DenseMechanism, Mechanism
 from corrnoise.noise import CorrelatedNoise, Key

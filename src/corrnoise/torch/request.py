@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from corrnoise import checks
-from corrnoise.accounting import Calibration, account, calibrate
-from corrnoise.accounting.calibration import Sampling
+from corrnoise.accounting import Calibration, Sampling, account, calibrate
 from corrnoise.accounting.progress import Progress
 from corrnoise.mechanisms import DenseMechanism, Mechanism, build
 from corrnoise.noise.filters import Filter

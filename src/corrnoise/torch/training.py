@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -119,6 +120,8 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = rate * (1.0 - engine.steps_taken / n)
 
+        # Of Opacus's hooks on the first layer, whose input needs no gradient.
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
         start = time.perf_counter()
         while engine.steps_taken < n:
             loss = _epoch(wrapped, optimizer, loader, max_physical_batch_size, before_step, average)

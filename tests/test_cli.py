@@ -236,13 +236,10 @@ def test_account_goes_all_three_ways(run):
 
 def test_account_prices_what_runs(run):
     line = "account --mechanism bisr --num-bands best --num-steps 48 --min-sep 12 --momentum 0.5"
-    found = cn.Calibration.from_dict(
-        {
-            k: v
-            for k, v in json.loads(run(f"{line} --epsilon 2 --delta 1e-5 --json")[1]).items()
-            if k != "error"
-        }
-    )
+    data = json.loads(run(f"{line} --epsilon 2 --delta 1e-5 --json")[1])
+    error = data.pop("error")
+    found = cn.Calibration.from_dict(data)
+    assert error == found.rmse()
     noise = cn.noise.CorrelatedNoise(found.mechanism)
     assert noise.mechanism == found.mechanism
     assert found.participation == cn.Participation(48, 12, 4)

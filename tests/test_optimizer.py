@@ -86,3 +86,14 @@ def test_a_search_that_cannot_finish_says_so(monkeypatch):
     assert not m.optimization.converged
     assert "LIMIT" in m.optimization.message
     assert m.optimization.final < m.optimization.start
+
+
+def test_a_trace_is_told_the_start_and_every_step():
+    participation, workload = Participation(256, 64, 4), workloads.prefix_sum(256)
+    told: list[float] = []
+    m = banded_inverse.band_inv_mf(workload, participation, 4, trace=told.append)
+    assert told[0] == pytest.approx(m.optimization.start)
+    assert told[-1] == pytest.approx(m.optimization.final)
+    assert told == sorted(told, reverse=True)
+    silent = banded_inverse.band_inv_mf(workload, participation, 4)
+    np.testing.assert_array_equal(silent.noising_coef, m.noising_coef)

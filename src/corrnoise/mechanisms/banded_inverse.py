@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from corrnoise.error import ErrorKind, check_kind
 from corrnoise.mechanisms.mechanism import Mechanism
-from corrnoise.mechanisms.optimizer import FactorGradients, optimize
+from corrnoise.mechanisms.optimizer import FactorGradients, Trace, optimize
 from corrnoise.mechanisms.square_root import bands
 from corrnoise.participation import Participation
 from corrnoise.rational import Rational
@@ -32,6 +32,7 @@ def band_inv_mf(
     num_bands: int,
     *,
     error: ErrorKind = "mean",
+    trace: Trace | None = None,
 ) -> Mechanism:
     """The p-banded Toeplitz C⁻¹ with the least certified error (Band-Inv-MF).
 
@@ -43,6 +44,9 @@ def band_inv_mf(
         participation: n, b, k.
         num_bands: p in [1, n].
         error: what to minimise: "mean", "last" or "max".
+        trace: called with the error that is minimised, at the start and after each step of the
+            optimiser. It counts the pattern 0, b, 2b, … until that is found not to be the worst,
+            then the certified bound.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(1024, 256, 4)
@@ -62,4 +66,5 @@ def band_inv_mf(
         participation,
         check_kind(error),
         radius=0.01,
+        trace=trace,
     )

@@ -38,6 +38,7 @@ from corrnoise.workloads import Workload
 
 Array = npt.NDArray[np.float64]
 SquaredSensitivity = Callable[[Array], tuple[float, Array]]
+Trace = Callable[[float], None]
 
 # A trial step whose log squared error is this much above the start's has left the region where C
 # and C⁻¹ are tame; it sees a flat wall, and the line search backs off.
@@ -78,6 +79,7 @@ def optimize(
     error: ErrorKind,
     *,
     radius: float,
+    trace: Trace | None = None,
 ) -> Mechanism:
     """The member of ``family`` with the least certified error, searched from the best start.
 
@@ -89,8 +91,9 @@ def optimize(
         participation: n, b, k.
         error: which error to minimise.
         radius: the length of the first step.
+        trace: called with the error that is minimised, at the start and after each step.
     """
-    run = _Run(name, family, workload, participation, error)
+    run = _Run(name, family, workload, participation, error, trace)
     for start in starts:
         run.certify(start)
     before = run.best_error
@@ -126,9 +129,10 @@ class _Run:
         workload: Workload,
         participation: Participation,
         error: ErrorKind,
+        trace: Trace | None = None,
     ) -> None:
         self.name, self.family, self.workload = name, family, workload
-        self.participation = participation
+        self.participation, self.trace = participation, trace
         self.error: ErrorKind = error
         self.weights = coefficient_weights(workload.num_steps, error)
         self.evaluations = 0
@@ -160,7 +164,9 @@ class _Run:
     def search(self, start: Array, square: SquaredSensitivity, radius: float) -> _Status:
         """L-BFGS from ``start``; again, with a shorter first step, where it stops at once."""
         point, before = start, self.best_error
-        wall = self.objective(start, square, math.inf)[0] + _WALL
+        first = self.objective(start, square, math.inf)[0]
+        self.report(first)
+        wall = first + _WALL
         while True:
             base, scale = point, radius
 
@@ -168,7 +174,7 @@ class _Run:
                 value, gradient = self.objective(base + scale * s, square, wall)
                 return value, scale * gradient
 
-            result = _SOLVER.minimize(scaled, np.zeros_like(start))
+            result = _SOLVER.minimize(scaled, np.zeros_like(start), self.report)
             point = base + scale * result.point
             if result.iterations >= _FEW or radius < 1e-5:
                 break
@@ -177,6 +183,11 @@ class _Run:
         # At a kink of the certified bound the line search fails although nothing is left to gain.
         stalled = self.best_error > before * (1.0 - 1e-6)
         return _Status(result.converged or stalled, result.message, tight)
+
+    def report(self, objective: float) -> None:
+        """Tell the trace the error behind this objective."""
+        if self.trace is not None:
+            self.trace(math.exp(objective / 2.0))
 
     def objective(
         self, variables: Array, square: SquaredSensitivity, wall: float

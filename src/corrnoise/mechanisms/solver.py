@@ -36,15 +36,28 @@ class Solver:
     iterations: int
     tolerance: float
 
-    def minimize(self, function: Callable[[Array], tuple[float, Array]], start: Array) -> Solution:
-        """Minimise a function that returns its value and gradient."""
-        from scipy.optimize import minimize  # deferred, like all of SciPy, for a quick import
+    def minimize(
+        self,
+        function: Callable[[Array], tuple[float, Array]],
+        start: Array,
+        trace: Callable[[float], None] | None = None,
+    ) -> Solution:
+        """Minimise a function that returns its value and gradient; ``trace`` is told each value."""
+        from scipy.optimize import (  # deferred, like all of SciPy, for a quick import
+            OptimizeResult,
+            minimize,
+        )
+
+        def step(intermediate_result: OptimizeResult) -> None:
+            if trace is not None:
+                trace(float(intermediate_result.fun))
 
         result = minimize(
             function,
             start,
             jac=True,
             method="L-BFGS-B",
+            callback=step,
             options={
                 "maxcor": self.memory,
                 "maxiter": self.iterations,

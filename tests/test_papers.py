@@ -1,0 +1,176 @@
+"""The reproduction of "Back to Square Roots": each experiment at its smoke size, and the README."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import oracles
+import pytest
+from corrnoise.papers.back_to_square_roots.any_bands import Problem, full_patterns
+
+import corrnoise as cn
+from corrnoise import papers
+
+paper = papers.load("back_to_square_roots")
+FOLDER = Path(paper.__file__).parent
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "noise_multipliers.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """One run of each experiment, when first asked for."""
+    folder, made = tmp_path_factory.mktemp("reproduced"), {}
+
+    def run(name):
+        if name not in made:
+            made[name] = paper.reproduce(name, smoke=True, folder=folder)
+        return made[name], folder
+
+    return run
+
+
+@pytest.mark.parametrize("name", paper.names())
+def test_an_experiment_writes_its_numbers_and_its_picture(name, smoke):
+    result, folder = smoke(name)
+    text = (folder / "results" / f"{name}-smoke.json").read_text()
+    assert json.loads(text) == json.loads(json.dumps(result))
+    assert result["seconds"] > 0
+    assert set(result["machine"]) == {"cpu", "cores", "python", "numpy", "scipy"}
+    assert str(Path.home()) not in text
+    assert (folder / "figures" / f"{name}-smoke.svg").read_text().startswith("<?xml")
+    assert (folder / "figures" / f"{name}-smoke.png").read_bytes()[1:4] == b"PNG"
+    assert "**" in paper.module(name).report(result)
+
+
+def test_bsr_is_best_at_b_and_bisr_below(smoke):
+    data = smoke("fig-bandwidth")[0]["data"]
+    optimum = paper.module("fig-bandwidth").optimum
+    for workload in ("prefix sum", "momentum", "decay"):
+        assert optimum(data, workload, "bsr")["p"] == data["b"]
+        assert optimum(data, workload, "bisr")["p"] < data["b"]
+
+
+def test_no_method_is_below_the_bound(smoke):
+    data = smoke("fig-sizes")[0]["data"]
+    bounds = {(row["workload"], row["n"], row["k"]): row["rmse"] for row in data["bounds"]}
+    assert len(data["rows"]) == 6 * len(bounds)
+    for row in data["rows"]:
+        assert row["rmse"] > bounds[row["workload"], row["n"], row["k"]]
+
+
+def test_an_optimised_band_is_never_worse_than_the_closed_form(smoke):
+    rows = smoke("fig-small-bandwidth")[0]["data"]["rows"]
+    error = {(r["workload"], r["k"], r["p"], r["method"]): r["rmse"] for r in rows}
+    pairs = {"band_mf": "bsr", "band_inv_mf": "bisr"}
+    compared = [key for key in error if key[3] in pairs]
+    assert len(compared) == 2 * 3 * 2 * 2
+    for key in compared:
+        assert error[key] <= error[(*key[:3], pairs[key[3]])]
+
+
+def test_a_trace_goes_from_bisr_to_the_optimum(smoke):
+    for row in smoke("fig-convergence")[0]["data"]["rows"]:
+        n, k = row["n"], row["k"]
+        part = cn.Participation(n, n // k, k)
+        workload = paper.module("fig-convergence").workload(row["workload"], n)
+        start = min(
+            m.rmse(part)
+            for m in (cn.mechanisms.bisr(workload, row["p"]), cn.mechanisms.dp_sgd(workload))
+        )
+        assert row["objective"][0] == pytest.approx(start, rel=1e-9)
+        if row["gap"] == 0.0:
+            assert np.all(np.diff(row["objective"]) <= 1e-9 * start)
+            assert row["objective"][-1] == pytest.approx(row["final"], rel=1e-8)
+
+
+@pytest.mark.parametrize("dataset", ["CIFAR-10", "IMDB"])
+@pytest.mark.parametrize("sampling", ["balls-in-bins", "fixed"])
+def test_the_noise_table_is_within_one_per_cent(dataset, sampling):
+    rows = json.loads((FOLDER / "results" / "table-noise.json").read_text())["data"]["rows"]
+    mine = {
+        row["method"]: row["noise_multiplier"]
+        for row in rows
+        if (row["dataset"], row["sampling"]) == (dataset, sampling)
+    }
+    assert len(mine) == 5
+    for method, wanted in GOLDEN[dataset].get(sampling, {}).items():
+        assert mine[method] == pytest.approx(wanted, rel=0.01)
+
+
+def test_few_draws_certify_a_little_more_noise_than_many(smoke):
+    """A seeded certificate of few draws must stay above the value that many settle on."""
+    rows = json.loads((FOLDER / "results" / "table-noise.json").read_text())["data"]["rows"]
+    full = {(r["dataset"], r["sampling"], r["method"]): r["noise_multiplier"] for r in rows}
+    for row in smoke("table-noise")[0]["data"]["rows"]:
+        wanted = full[row["dataset"], row["sampling"], row["method"]]
+        assert 0.999 * wanted < row["noise_multiplier"] < 1.1 * wanted
+
+
+def test_the_counterexample_survives_brute_force(smoke):
+    """A C wider than b below what any C of b bands can reach, with nothing of the search in it."""
+    (row,) = [r for r in smoke("conjecture")[0]["data"]["rows"] if r["workload"] == "prefix sum"]
+    n, b, k = row["n"], row["b"], row["k"]
+    C, A = np.array(row["strategy"]), np.tril(np.ones((n, n)))
+    rmse = oracles.sensitivity(C, b, k) * np.linalg.norm(A @ np.linalg.inv(C)) / np.sqrt(n)
+    assert rmse == pytest.approx(row["strategy_rmse"], rel=1e-12)
+    assert rmse < row["banded_bound"] * (1 - 5e-4)
+    assert row["banded_bound"] <= row["banded"] * (1 + 1e-12)
+    assert row["banded"] <= row["dense"]
+
+
+def test_the_bound_for_banded_strategies_holds_for_random_ones():
+    n, b, k = 6, 2, 3
+    problem = Problem(cn.workloads.prefix_sum(n), cn.Participation(n, b, k))
+    best = problem.search(np.eye(n), b)
+    bound = problem.bound_for_banded(best)
+    assert bound == pytest.approx(problem.rmse(best), rel=1e-5)
+    rng = np.random.default_rng(0)
+    for spread in np.geomspace(1e-4, 0.3, 300):
+        other = np.tril(np.triu(best * np.exp(spread * rng.standard_normal((n, n))), 1 - b))
+        assert problem.rmse(other) >= bound
+
+
+def test_one_band_is_enough_where_b_is_one():
+    """There the conjecture is a theorem: the lower bound meets the diagonal optimum."""
+    n = 5
+    part, workload = cn.Participation(n, 1, n), cn.workloads.prefix_sum(n)
+    problem = Problem(workload, part)
+    wide = problem.search(problem.search(np.eye(n), 1), n)
+    assert problem.rmse(wide) == pytest.approx(cn.lower_bound(workload, part), rel=1e-6)
+
+
+def test_full_patterns_contain_all_others():
+    for n, b, k in ((7, 2, 3), (9, 3, 2), (6, 1, 4), (8, 3, 3)):
+        full = [set(p) for p in full_patterns(cn.Participation(n, b, k))]
+        every = {tuple(p) for p in oracles.patterns(n, b, k)}
+        assert {tuple(sorted(p)) for p in full} <= every
+        assert all(any(set(p) <= q for q in full) for p in every)
+
+
+def test_the_page_is_what_the_results_say():
+    from corrnoise.papers.back_to_square_roots import readme
+
+    assert (FOLDER / "README.md").read_text() == readme.text(FOLDER)
+    for name in paper.names():
+        assert f"`{name}`" in readme.text(FOLDER)
+        assert (FOLDER / "figures" / f"{name}.svg").is_file()
+        assert (FOLDER / "figures" / f"{name}.png").is_file()
+
+
+def test_the_terminal_lists_names_and_refuses_others(capsys):
+    from corrnoise.papers.back_to_square_roots.__main__ import main
+
+    assert main(["--list"]) == 0
+    assert capsys.readouterr().out.split() == [*paper.names(), "all-figures"]
+    for arguments in (["fig-nothing"], []):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+
+
+def test_unknown_names_are_refused_in_words():
+    with pytest.raises(ValueError, match="name must be one of fig-bandwidth"):
+        paper.reproduce("fig-nothing")
+    with pytest.raises(ValueError, match=r"wheel, or work in a clone"):
+        papers.load("forward_to_cubes")
+    assert set(paper.expand("all-figures")) <= set(paper.names())

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import time
 from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import scipy
+
+from corrnoise.statement import versions
 
 from .progress import Progress
 
@@ -33,15 +35,20 @@ def measured(
         "seed": SEED,
         "seconds": round(time.perf_counter() - began, 2),
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "corrnoise": version("corrnoise"),
+        "corrnoise": versions().get("corrnoise", "unknown"),
         "machine": machine(),
         "data": data,
     }
 
 
 def machine() -> dict[str, Any]:
-    """The processor and the versions that the numbers come from."""
+    """The processor and the versions that the numbers come from; torch's if it was used."""
+    torch = sys.modules.get("torch")
+    more = {} if torch is None else {"torch": torch.__version__}
+    if torch is not None and torch.cuda.is_available():
+        more["gpu"] = torch.cuda.get_device_name()
     return {
+        **more,
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")

@@ -1,6 +1,7 @@
 """The reproduction of "Back to Square Roots": each experiment at its smoke size, and the README."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -174,3 +175,10 @@ def test_unknown_names_are_refused_in_words():
     with pytest.raises(ValueError, match=r"wheel, or work in a clone"):
         papers.load("forward_to_cubes")
     assert set(paper.expand("all-figures")) <= set(paper.names())
+
+
+def test_without_matplotlib_nothing_is_computed(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'corrnoise\[plots\]'"):
+        paper.reproduce("fig-bandwidth", smoke=True, folder=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -14,7 +14,9 @@ Factorization Error for Multi-Epoch Differentially Private SGD*, ICLR 2026.
 
 Every picture and every number below comes from `results/*.json`, which
 
-    python -m corrnoise.papers.back_to_square_roots {command} --out {folder} --readme
+    corrnoise reproduce all-figures --out {folder}
+    corrnoise reproduce table-cifar10 --out {folder}     # on a GPU
+    corrnoise reproduce beyond-cifar10 --out {folder}    # on a GPU
 
 writes, with this page. RMSE is the paper's E(B, C), with unit noise and the certified sensitivity.
 The verdicts compare with what the paper says in sections 4 and 5 and in appendix B; it prints no
@@ -23,7 +25,7 @@ numbers for its figures."""
 
 def text(folder: Path) -> str:
     """The page for the results in ``folder``."""
-    head = _HEAD.format(command="all-figures", folder="papers/back_to_square_roots")
+    head = _HEAD.format(folder="papers/back_to_square_roots")
     parts = [head]
     for name in EXPERIMENTS:
         result = record.read(name, folder)
@@ -34,7 +36,9 @@ def text(folder: Path) -> str:
             f"## {result['title']} (`{name}`)",
             f"![{result['title']}](figures/{name}.svg)",
             module(name).report(result),
-            f"<sub>{result['seconds']:.0f} s on {machine['cores']} cores of {machine['cpu']}, "
+            f"<sub>{result['seconds']:.0f} s on "
+            + (f"one {machine['gpu']} and " if "gpu" in machine else "")
+            + f"{machine['cores']} cores of {machine['cpu']}, "
             f"Python {machine['python']}, NumPy {machine['numpy']}, SciPy {machine['scipy']}, "
             f"corrnoise {result['corrnoise']}, {result['date']}.</sub>",
         ]

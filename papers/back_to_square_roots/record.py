@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 import time
 from datetime import datetime, timezone
@@ -35,7 +36,7 @@ def measured(
         "seed": SEED,
         "seconds": round(time.perf_counter() - began, 2),
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "corrnoise": versions().get("corrnoise", "unknown"),
+        "corrnoise": _version(),
         "machine": machine(),
         "data": data,
     }
@@ -85,6 +86,16 @@ def _lines(value: object) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n   " + ",\n   ".join(json.dumps(row, ensure_ascii=False) for row in value) + "]"
     return json.dumps(value, ensure_ascii=False)
+
+
+def _version() -> str:
+    """The installed version, or the one of the clone that the code runs from."""
+    found = versions().get("corrnoise", "unknown")
+    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if found == "unknown" and project.is_file():
+        line = re.search(r'^version = "(.*)"$', project.read_text(), re.MULTILINE)
+        return line[1] if line else found
+    return found
 
 
 def _cpu() -> str:

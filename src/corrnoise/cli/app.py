@@ -10,6 +10,7 @@ from corrnoise.cli.account import account
 from corrnoise.cli.bench import bench
 from corrnoise.cli.compare import compare
 from corrnoise.cli.plan import plan
+from corrnoise.cli.reproduce import reproduce
 from corrnoise.cli.train import train
 
 # Plain help: quick, the same on a terminal and in a pipe, and with examples that can be copied.
@@ -18,6 +19,7 @@ app.command()(plan)
 app.command()(compare)
 app.command()(account)
 app.command()(train)
+app.command()(reproduce)
 app.command()(bench)
 
 # Typer has no name of its own for the base of all usage errors.

@@ -125,7 +125,7 @@ def _show(found: Calibration) -> None:
         "epsilon": f"{found.epsilon:.6g}",
         "delta": f"{found.delta:.6g}",
         "noise multiplier": f"{found.noise_multiplier:.6g}",
-        "price": f"{how}; unit: one {found.unit}, {found.neighbours}",
+        "kind": f"{how}; unit: one {found.unit}, {found.neighbours}",
         "error": f"{found.rmse():.6g} per unit of clip norm",
     }
     if found.epsilon_without_sampling is not None:

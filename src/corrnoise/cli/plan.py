@@ -52,8 +52,8 @@ def plan(
     """Choose the best mechanism for a budget.
 
     It has the least expected error at the noise that (ε, δ) asks for. Its promise is exact, a
-    proven bound or certified; the alternatives say what theirs is. "time" is that of the noise in
-    a step, relative to independent noise.
+    proven bound or certified; an alternative that is an "estimate" was only ranked. "time" is that
+    of the noise in a step, relative to independent noise.
 
     \b
     Examples:
@@ -116,5 +116,5 @@ def _show(plan: Plan) -> None:
         )
         if (a.error, a.noise_multiplier) == (plan.error, plan.noise_multiplier):
             chosen = index
-    columns = ["mechanism", "error", "noise", "price", "time", "why not"]
+    columns = ["mechanism", "error", "noise", "kind", "time", "why not"]
     terminal.print_table(columns, rows, bold=chosen)

@@ -85,7 +85,8 @@ def candidates(
             families = [name for name in families if name != "dense"]
     for name in families:
         tunings = [participation]
-        if name == "band_inv_mf" and sampling == "balls-in-bins":
+        usable = name == "band_inv_mf" or (name == "blt" and memory != 0)
+        if usable and sampling == "balls-in-bins":
             tunings += _shorter(participation)
         for tuned in tunings:
             note = "" if tuned == participation else f", tuned for b={tuned.min_sep}"

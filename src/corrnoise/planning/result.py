@@ -209,7 +209,7 @@ class Plan:
     def _table(self) -> list[str]:
         if not self.alternatives:
             return []
-        lines = ["", f"{'alternatives':<32} {'error':>9} {'noise':>9}  {'kind':<9} {'cost':>6}"]
+        lines = ["", f"{'alternatives':<32} {'error':>9} {'noise':>9}  {'kind':<9} {'time':>6}"]
         for a in self.alternatives:
             if a.error is None or a.noise_multiplier is None or a.step_cost is None:
                 lines.append(f"{a.label:<32} {'':>9} {'':>9}  {'':<9} {'':>6}  {a.reason}")

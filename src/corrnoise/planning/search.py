@@ -224,11 +224,8 @@ class _Setting:
         # No scheme keeps more vectors than there are steps.
         memory = spec.num_steps if self.memory is None else self.memory
         scheme = _scheme.choose(spec, memory, self.rounds)
-        cost = _scheme.step_cost(scheme, spec, self.rounds)
-        plain = max(_scheme.DRAW_COST[self.rounds], 2.0)
-        alternative = replace(
-            blank, scheme=scheme, step_cost=cost / plain, reason=self._excess(scheme)
-        )
+        cost = _scheme.relative_cost(scheme, spec, self.rounds)
+        alternative = replace(blank, scheme=scheme, step_cost=cost, reason=self._excess(scheme))
         if self.sampling != "balls-in-bins":
             return _Priced(alternative, mechanism).calibrated(self.calibrate(mechanism))
         noise = estimate_noise(

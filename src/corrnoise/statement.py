@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import textwrap
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context
 from importlib import metadata
 from typing import Any
 
@@ -27,15 +29,16 @@ _ACCOUNTANT = {
 
 @dataclass(frozen=True)
 class Statement:
-    """A privacy statement, as text or JSON.
+    """A privacy statement of a run, or of a plan that no run has kept yet, as text or JSON.
 
     Attributes:
         epsilon: ε of what was released so far, at ``delta``.
         planned_epsilon: ε of the whole run; what to quote where the stop depended on results.
         kind: "exact", "bound" or "certified", as in ``Calibration``.
         failure_probability: of the certificate; 0 unless certified.
-        steps_taken: the steps released.
-        clip_norm: C, the largest norm of one example's gradient.
+        steps_taken: the steps released; for a plan, all that it allows.
+        clip_norm: C, the largest norm of one example's gradient; ``None`` for a plan, which leaves
+            it to the run.
         noise_multiplier: the standard deviation of z over C.
         sensitivity: of the strategy matrix, and whether it is exact.
         versions: of the software that made the numbers.
@@ -58,7 +61,7 @@ class Statement:
     batch_size: int
     sampling: str
     accountant: str
-    clip_norm: float
+    clip_norm: float | None
     noise_multiplier: float
     sensitivity: float
     sensitivity_exact: bool
@@ -71,7 +74,7 @@ class Statement:
     def of(
         plan: Plan,
         *,
-        clip_norm: float,
+        clip_norm: float | None = None,
         steps_taken: int | None = None,
         epsilon: float | None = None,
         delta: float | None = None,
@@ -83,7 +86,7 @@ class Statement:
 
         Args:
             plan: what was promised.
-            clip_norm: C.
+            clip_norm: C of the run; ``None`` for the statement of the plan itself.
             steps_taken: all by default.
             epsilon: what these steps spent; the whole run's by default.
             delta: at which; the plan's by default.
@@ -129,19 +132,44 @@ class Statement:
         """``to_dict`` as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def to_text(self) -> str:
-        """One page for a person."""
-        kind = {
+    @property
+    def headline(self) -> str:
+        """The promise in one sentence, its ε rounded up."""
+        what = "Training by this plan" if self.clip_norm is None else "This training"
+        budget = f"({rounded_up(self.epsilon)}, {rounded_up(self.delta, 3)})"
+        return f"{what} is {budget}-differentially private."
+
+    @property
+    def assurance(self) -> str:
+        """What kind of number ε is."""
+        return {
             "exact": "exact",
             "bound": "a proven upper bound",
             "certified": "an upper bound, certified by sampling; it fails with probability at "
             f"most {self.failure_probability:g}",
         }[self.kind]
+
+    @property
+    def caveats(self) -> str:
+        """What the promise takes for granted, and what it leaves out."""
+        return (
+            "It assumes arithmetic without rounding, a key that nobody else has, and a number of "
+            "steps that was not chosen by looking at the results (else quote the whole run). It "
+            "does not cover other uses of the data, such as a search for hyperparameters."
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What the promise is made of: a name and a value each."""
+        course = [
+            ("Steps", f"{self.steps_taken} of {self.num_steps} released"),
+            ("Whole run", f"ε = {rounded_up(self.planned_epsilon)} at the plan's δ"),
+        ]
+        if self.clip_norm is None:
+            course = [("Steps", f"{self.num_steps}, none released yet")]
         rows = [
             ("Unit", f"one {self.unit}; neighbouring datasets: {self.neighbours}"),
-            ("ε is", kind),
-            ("Steps", f"{self.steps_taken} of {self.num_steps} released"),
-            ("Whole run", f"ε = {self.planned_epsilon:.5g} at the plan's δ"),
+            ("ε is", self.assurance),
+            *course,
             (
                 "Participation",
                 f"at most {self.max_participations} times (k), at least {self.min_sep} steps (b) "
@@ -154,29 +182,40 @@ class Statement:
                 "Sensitivity of C",
                 f"{self.sensitivity:.6g}, {'exact' if self.sensitivity_exact else 'upper bound'}",
             ),
-            ("Clip norm", f"{self.clip_norm:g}"),
+            ("Clip norm", "left to the run" if self.clip_norm is None else f"{self.clip_norm:g}"),
             ("Noise", f"standard deviation {self.noise_multiplier:.6g} × clip norm"),
             ("Noise source", self.noise_source),
             ("Accountant", self.accountant),
         ]
         if self.epsilon_without_sampling is not None:
-            rows.append(
-                ("With certainty", f"ε = {self.epsilon_without_sampling:.5g} for the whole run")
-            )
+            surely = rounded_up(self.epsilon_without_sampling)
+            rows.append(("With certainty", f"ε = {surely} for the whole run"))
         if self.key_fingerprint:
             rows.append(("Key", f"fingerprint {self.key_fingerprint}"))
         if self.run_id:
             rows.append(("Run", self.run_id))
         rows.append(("Versions", ", ".join(f"{k} {v}" for k, v in self.versions.items())))
+        return rows
+
+    def to_text(self) -> str:
+        """One page for a person."""
+        rows = self.rows()
         width = max(len(name) for name, _ in rows)
-        head = f"This training is ({self.epsilon:.5g}, {self.delta:.3g})-differentially private."
-        foot = (
-            "It assumes arithmetic without rounding, a key that nobody else has, and a number of\n"
-            "steps that was not chosen by looking at the results (else quote the whole run). It\n"
-            "does not cover other uses of the data, such as a search for hyperparameters."
-        )
         body = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
-        return f"{head}\n\n{body}\n\n{foot}\n"
+        return f"{self.headline}\n\n{body}\n\n{textwrap.fill(self.caveats, 88)}\n"
+
+
+def rounded_up(value: float, digits: int = 5) -> str:
+    """``value`` in a few digits, never less than it is: what is quoted must hold.
+
+    >>> rounded_up(3.141511), rounded_up(9.0), rounded_up(1e-05, 3)
+    ('3.1416', '9', '1e-05')
+    """
+    near = f"{value:.{digits}g}"
+    if float(near) >= value * (1.0 - 1e-12):
+        return near
+    up = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value))
+    return f"{float(up):.{digits}g}"
 
 
 def versions() -> dict[str, str]:

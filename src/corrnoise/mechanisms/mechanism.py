@@ -79,6 +79,11 @@ class _Factorization(ABC):
         """‖B‖_F/√n: the error for each unit of the noise multiplier."""
         return math.sqrt(_error.reduce_squares(self._step_squares, "mean"))
 
+    @property
+    def decoder_norms(self) -> Array:
+        """‖B[i, :]‖ of each step i: its error for each unit of the noise multiplier; length n."""
+        return np.sqrt(self._step_squares)
+
     def rmse(self, participation: Participation) -> float:
         """The paper's E(B, C) with unit noise: sens(C)·‖B‖_F/√n, with the certified sensitivity."""
         return self.error(participation, "mean")
@@ -98,7 +103,7 @@ class _Factorization(ABC):
 
     def error_per_step(self, participation: Participation) -> Array:
         """Root of the expected squared error of each step, with unit noise; length n."""
-        return self.sensitivity(participation).value * np.sqrt(self._step_squares)
+        return self.sensitivity(participation).value * self.decoder_norms
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,17 @@ def step_cost(scheme: Scheme, spec: Filter, rounds: int) -> float:
     return (making + (m - 1) * 3.0) / m
 
 
+def relative_cost(scheme: Scheme, spec: Filter, rounds: int) -> float:
+    """``step_cost`` in units of independent noise, which makes a draw and reads nothing.
+
+    >>> import corrnoise as cn
+    >>> spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4))
+    >>> relative_cost(choose(spec, memory=0, rounds=20), spec, rounds=20)
+    4.0
+    """
+    return step_cost(scheme, spec, rounds) / max(DRAW_COST[rounds], 2.0)
+
+
 def choose(spec: Filter, memory: float, rounds: int) -> Scheme:
     """The fastest scheme whose state fits ``memory`` vectors; a recursion has but one.
 

@@ -84,11 +84,8 @@ class Setting:
         # No scheme keeps more vectors than there are steps.
         memory = spec.num_steps if self.memory is None else self.memory
         scheme = _scheme.choose(spec, memory, self.rounds)
-        cost = _scheme.step_cost(scheme, spec, self.rounds)
-        plain = max(_scheme.DRAW_COST[self.rounds], 2.0)
-        alternative = replace(
-            blank, scheme=scheme, step_cost=cost / plain, reason=self._excess(scheme)
-        )
+        cost = _scheme.relative_cost(scheme, spec, self.rounds)
+        alternative = replace(blank, scheme=scheme, step_cost=cost, reason=self._excess(scheme))
         if self.sampling != "balls-in-bins":
             found = self.calibrate(mechanism, self.draws.failure_probability)
             return Priced(alternative, mechanism).calibrated(found)

@@ -1,0 +1,297 @@
+"""Charts as SVG: lines, means beside lines, cells of a matrix, and points with labels.
+
+Colours are CSS variables, so that light, dark and paper need one drawing. What a mark stands for is
+its ``<title>``, which browsers show beside the pointer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise.report.axes import CHARACTER, NARROW, WIDTH, Axis, Frame, drawing, spread, words
+from corrnoise.report.markup import number, tag, text
+
+Array = npt.NDArray[np.float64]
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+_LONGEST = 18  # letters of a label in a drawing; the tables have all of it
+_MOST_POINTS, _MARKS = 240, 13
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve.
+
+    Attributes:
+        label: written at its end; "" for none.
+        color: the number of its colour.
+        x: abscissae, ascending.
+        y: ordinates.
+        dashed: to tell two curves of one colour apart.
+        what: the name of the ordinate, for the marks.
+    """
+
+    label: str
+    color: int
+    x: Sequence[float]
+    y: Sequence[float]
+    dashed: bool = False
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """One value beside the curves, with its label; no colour is for a bound."""
+
+    label: str
+    color: int | None
+    value: float
+
+
+def lines(
+    title: str,
+    x: Axis,
+    y: Axis,
+    curves: Sequence[Line],
+    *,
+    reference: tuple[str, float] | None = None,
+    means: Sequence[Mean] = (),
+    mean_label: str = "",
+    width: float = WIDTH,
+) -> str:
+    """Curves with their names at their ends.
+
+    Args:
+        title: for those who do not see it.
+        x: abscissa.
+        y: ordinate.
+        curves: to draw, the most important first.
+        reference: a name and an ordinate, drawn across.
+        means: values in a strip of their own on the right, instead of names at the ends.
+        mean_label: what the strip shows.
+        width: of the drawing.
+    """
+    ends = [(m.label, m.value, m.color) for m in means] or [
+        (line.label, line.y[-1], line.color) for line in curves if line.label
+    ]
+    longest = max((len(short(label)) for label, _, _ in ends), default=0)
+    strip = 44.0 if means else 0.0
+    frame = Frame(x, y, margin=strip + CHARACTER * longest + 16.0, width=width)
+    parts = [frame.draw()]
+    if reference:
+        parts.append(level(frame, *reference))
+    parts += [_curve(frame, line) for line in reversed(curves)]
+    side = frame.right
+    if means:
+        side = frame.right + strip
+        parts.append(_strip(frame, side, means, mean_label))
+    heights = spread([frame.up(v) for _, v, _ in ends], 14.0, frame.top, frame.bottom)
+    for (label, _, color), height in zip(ends, heights, strict=True):
+        kind = "label bound" if color is None else f"label {hue(color)}"
+        parts.append(words(side + 8, height + 4, short(label), kind=kind))
+    return drawing(title, *parts, width=width)
+
+
+def _curve(frame: Frame, line: Line) -> str:
+    kept = sorted({round(i) for i in np.linspace(0, len(line.x) - 1, _MOST_POINTS)})
+    points = " ".join(
+        "{:.1f},{:.1f}".format(*frame.at(float(line.x[i]), float(line.y[i]))) for i in kept
+    )
+    stroke = tag("polyline", points=points, class_="line dashed" if line.dashed else "line")
+    marked = sorted({round(i) for i in np.linspace(0, len(line.x) - 1, _MARKS)})
+    marks = "".join(
+        dot(
+            *frame.at(float(line.x[i]), float(line.y[i])),
+            f"{line.what or line.label}, {frame.x.label} {number(float(line.x[i]))}: "
+            f"{frame.y.tell(float(line.y[i]))}",
+            size=2.6,
+        )
+        for i in marked
+    )
+    return tag("g", stroke, marks, class_=hue(line.color))
+
+
+def _strip(frame: Frame, side: float, means: Sequence[Mean], label: str) -> str:
+    left, middle = frame.right + 10.0, (frame.right + 10.0 + side) / 2
+    parts = [
+        tag(
+            "rect",
+            x=left,
+            y=frame.top,
+            width=side - left,
+            height=frame.bottom - frame.top,
+            class_="strip",
+        ),
+        words(middle, frame.bottom + 17, label, anchor="middle"),
+    ]
+    for mean in means:
+        height = frame.up(mean.value)
+        if mean.color is None:
+            line = tag("line", x1=left, x2=side, y1=height, y2=height, class_="bound")
+            parts.append(tag("g", tag("title", text(mean.label)), line))
+        else:
+            mark = dot(middle, height, mean.label, size=5.0)
+            parts.append(tag("g", mark, class_=hue(mean.color)))
+    return "".join(parts)
+
+
+def cells(title: str, matrix: Array, *, values: bool = False) -> str:
+    """A lower-triangular matrix as coloured cells: blue below 0, orange above, none at 0.
+
+    Args:
+        title: for those who do not see it.
+        matrix: entries in [-1, 1].
+        values: write each entry into its cell.
+    """
+    n, left, top = matrix.shape[0], 28.0, 26.0
+    size = (NARROW - left - 4.0) / n
+    every = 1 if n <= 10 else 4
+    parts = [words(4, 14, "step", kind="name")]
+    for i in range(n):
+        if i % every == 0:
+            parts.append(words(left - 6, top + size * (i + 0.5) + 4, str(i + 1), anchor="end"))
+            parts.append(words(left + size * (i + 0.5), top - 7, str(i + 1), anchor="middle"))
+    for i, j in itertools.product(range(n), range(n)):
+        entry = float(matrix[i, j])
+        if j > i or (abs(entry) < 0.005 and not values):
+            continue
+        x, y = left + size * j, top + size * i
+        box = tag(
+            "rect",
+            tag("title", text(f"{i + 1}, {j + 1}: {number(entry, 3)}")),
+            x=x + 0.5,
+            y=y + 0.5,
+            width=size - 1.0,
+            height=size - 1.0,
+            rx=1.5 if values else 0.8,
+            class_="minus" if entry < 0 else "plus",
+            fill_opacity=shade(entry) * (0.6 if values else 1.0),
+        )
+        parts.append(box)
+        if values and abs(entry) >= 0.005:
+            shown = f"{entry:.2f}".replace("-", "−").replace("1.00", "1")
+            parts.append(words(x + size / 2, y + size / 2 + 4, shown, anchor="middle", kind="cell"))
+    return drawing(title, *parts, width=NARROW, height=top + size * n + 4.0)
+
+
+def shade(value: float) -> float:
+    """How dense a cell is: the root, so that small entries are seen as well."""
+    return round(math.sqrt(min(abs(value), 1.0)), 3)
+
+
+def key() -> str:
+    """What the densities of ``cells`` mean."""
+    marks = (-1.0, -0.5, -0.25, -0.1, 0.0, 0.1, 0.25, 0.5, 1.0)
+    size = NARROW / len(marks)
+    parts = [
+        tag(
+            "rect",
+            x=size * i + 0.5,
+            y=0.5,
+            width=size - 1.0,
+            height=11.0,
+            class_="minus" if value < 0 else "plus",
+            fill_opacity=shade(value),
+        )
+        + words(size * (i + 0.5), 25, number(value), anchor="middle")
+        for i, value in enumerate(marks)
+    ]
+    return drawing("Colours: blue below 0, orange above", *parts, width=NARROW, height=30.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a scatter.
+
+    Attributes:
+        label: written beside it where there is room; the first points have precedence.
+        what: all that is known of it.
+        kind: CSS classes.
+        size: its radius.
+    """
+
+    label: str
+    what: str
+    x: float
+    y: float
+    kind: str
+    size: float
+
+
+def scatter(
+    title: str, area: Frame, points: Sequence[Point], beneath: str = "", avoid: Sequence[Box] = ()
+) -> str:
+    """Points with as many labels as fit without touching, the first points' first.
+
+    Args:
+        title: for those who do not see it.
+        area: with both axes.
+        points: to draw.
+        beneath: what is drawn first.
+        avoid: where no label may be.
+    """
+    places = [area.at(p.x, p.y) for p in points]
+    taken = [*avoid] + [
+        (px - p.size, py - p.size, px + p.size, py + p.size)
+        for p, (px, py) in zip(points, places, strict=True)
+    ]
+    parts = [area.draw(), beneath]
+    for point, (px, py) in reversed(list(zip(points, places, strict=True))):
+        mark = dot(px, py, point.what, size=point.size)
+        parts.append(tag("g", mark, class_=point.kind))
+    for point, (px, py) in zip(points, places, strict=True):
+        room = _room(point, px, py, area, taken)
+        if room:
+            box, anchor = room
+            taken.append(box)
+            where = box[0] if anchor == "start" else box[2]
+            parts.append(
+                words(where, box[3] - 3, point.label, anchor=anchor, kind=f"label {point.kind}")
+            )
+    return drawing(title, *parts)
+
+
+def _room(
+    point: Point, x: float, y: float, area: Frame, taken: Sequence[Box]
+) -> tuple[Box, str] | None:
+    """The first free place for a label around its point."""
+    wide, away = CHARACTER * len(point.label), point.size + 4.0
+    for rise in (0.0, -7.0, 7.0, -12.0, 12.0, -17.0, 17.0):
+        for anchor, left in (("start", x + away), ("end", x - away - wide)):
+            box = (left, y + rise - 7.0, left + wide, y + rise + 7.0)
+            inside = area.left < box[0] and box[2] < area.width - 2 and box[3] < area.bottom
+            if inside and not any(_touch(box, other) for other in taken):
+                return box, anchor
+    return None
+
+
+def _touch(one: Box, other: Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def dot(x: float, y: float, what: str, *, size: float) -> str:
+    """A mark that says what it is."""
+    return tag("circle", tag("title", text(what)), cx=x, cy=y, r=size, class_="dot")
+
+
+def level(frame: Frame, name: str, value: float) -> str:
+    """A value across the whole frame, with its name."""
+    y = frame.up(value)
+    line = tag("line", x1=frame.left, x2=frame.right, y1=y, y2=y, class_="level")
+    return line + words(frame.left + 2, y - 5, name, kind="small")
+
+
+def hue(color: int) -> str:
+    """The CSS class of a colour."""
+    return f"s{color % 6}"
+
+
+def short(label: str, longest: int = _LONGEST) -> str:
+    """A label that fits beside a curve."""
+    return label if len(label) <= longest else label[: longest - 1] + "…"

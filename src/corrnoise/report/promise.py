@@ -1,0 +1,130 @@
+"""What is promised: the statement, what is spent along the way, and how to check it."""
+
+from __future__ import annotations
+
+from corrnoise.report import figures
+from corrnoise.report.evidence import Evidence
+from corrnoise.report.markup import (
+    budget,
+    facts,
+    figure,
+    folded,
+    number,
+    paragraphs,
+    powers,
+    section,
+    table,
+    tag,
+    text,
+)
+
+
+def statement(evidence: Evidence) -> str:
+    """The privacy statement."""
+    found = evidence.statement
+    rows = [
+        (name, powers(value) if name == "ε is" else value)
+        for name, value in found.rows()
+        if name != "Versions"
+    ]
+    return section(
+        "promise",
+        "What is promised",
+        tag(
+            "div",
+            tag("p", text(powers(found.headline)), class_="promise"),
+            facts(rows),
+            tag("p", text(found.caveats), class_="caveats"),
+            class_="card",
+        ),
+    )
+
+
+def spending(evidence: Evidence) -> str:
+    """ε against steps."""
+    c = evidence.plan.calibration
+    kind = {
+        "exact": "exact",
+        "bound": "a proven upper bound",
+        "certified": "an upper bound that is certified by sampling, each by itself but for "
+        f"probability {number(c.failure_probability)},",
+    }[c.kind]
+    source = "The runs recorded these values as they went."
+    if not evidence.recorded:
+        source = "They were computed for this page; between them the curve is only drawn."
+    if not evidence.recorded and c.kind == "certified":
+        source += (
+            " They rest on fewer draws than the ε of the whole run, which makes them a little "
+            "larger, not less valid."
+        )
+    rows = [
+        [text(s.label), number(step), budget(spent)]
+        for s in evidence.spending
+        for step, spent in zip(s.steps, s.epsilons, strict=True)
+    ]
+    words = [
+        f"The points are {kind} for a run that stops there.",
+        source,
+        "A stop that was chosen by looking at the results costs the ε of the whole run.",
+    ]
+    return section(
+        "spending",
+        "Privacy spent",
+        tag(
+            "div",
+            figure("ε against steps", figures.spending(evidence), f"At δ = {budget(c.delta, 3)}."),
+            tag(
+                "div",
+                paragraphs(words),
+                folded(table("ε after some steps", ["Run", "Steps", "ε"], rows, numeric=(1, 2))),
+            ),
+            class_="grid two mixed",
+        ),
+    )
+
+
+def recomputing(evidence: Evidence) -> str:
+    """How to check the promise."""
+    c, found = evidence.plan.calibration, evidence.statement
+    words = (
+        "This file carries the plan with every coefficient, so the promise can be priced again "
+        "from the file alone."
+    )
+    if c.kind == "certified":
+        words += " A new certificate has draws of its own, so its last digits may differ."
+    return section(
+        "recompute",
+        "How to check it",
+        tag("p", text(words)),
+        tag("pre", tag("code", text(lines(evidence))), tabindex="0"),
+        tag(
+            "div",
+            tag("h3", "Versions that made the numbers"),
+            facts(found.versions.items()),
+            class_="card",
+        ),
+    )
+
+
+def lines(evidence: Evidence) -> str:
+    """The Python that prices the promise again."""
+    c, found = evidence.plan.calibration, evidence.statement
+    failure = ""
+    if c.failure_probability:
+        failure = f"\n    failure_probability={c.failure_probability!r},"
+    stopped = ""
+    if found.steps_taken < found.num_steps:
+        stopped = f"\nprint(cn.epsilon_of(c, {found.steps_taken}))  # was {found.epsilon!r}"
+    return f"""import corrnoise as cn
+from corrnoise import report
+
+c = report.read("report.html").calibration  # this file
+again = cn.account(
+    c.mechanism,
+    c.participation,
+    noise_multiplier=c.noise_multiplier,
+    delta=c.delta,
+    sampling=c.sampling,{failure}
+)
+print(again.epsilon)  # was {c.epsilon!r} at delta {c.delta!r}{stopped}
+"""

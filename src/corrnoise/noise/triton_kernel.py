@@ -23,13 +23,13 @@ import triton
 import triton.language as tl
 
 # Switches of the measuring run; each moves work from the integer pipe to the multiply-add pipe.
-SATURATE = tl.constexpr(True)  # (a) the two logarithms are joined by saturation, not by a select
-ANGLE_PRODUCT = tl.constexpr(True)  # (b) the angle is the high half of a product
-LOW_PRODUCT = tl.constexpr(True)  # (c) the radius's low bits are a product
-SUM_PRODUCT = tl.constexpr(True)  # (d) additions with a scalar in ChaCha are products by 1
-UNROLL = tl.constexpr(3)  # double rounds of ChaCha in one turn of the loop: 1, 3 or 9
+SATURATE = tl.constexpr(False)  # (a) the two logarithms are joined by saturation, not by a select
+ANGLE_PRODUCT = tl.constexpr(False)  # (b) the angle is the high half of a product
+LOW_PRODUCT = tl.constexpr(False)  # (c) the radius's low bits are a product
+SUM_PRODUCT = tl.constexpr(False)  # (d) additions with a scalar in ChaCha are products by 1
+UNROLL = tl.constexpr(1)  # double rounds of ChaCha in one turn of the loop: 1, 3 or 9
 SHORT = tl.constexpr(False)  # (s) the polynomial has one term less: an error of 1.0e-6
-ALL_PRODUCT = tl.constexpr(True)  # (e) all additions in ChaCha are products by 1
+ALL_PRODUCT = tl.constexpr(False)  # (e) all additions in ChaCha are products by 1
 
 # A tensor's row in the table: address, flat offset, size, first program, first state element.
 TABLE_COLUMNS = tl.constexpr(5)

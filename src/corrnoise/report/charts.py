@@ -20,8 +20,9 @@ from corrnoise.report.markup import number, tag, text
 Array = npt.NDArray[np.float64]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
-_LONGEST = 18  # letters of a label in a drawing; the tables have all of it
+_LONGEST = 16  # letters of a label in a drawing; the tables have all of it
 _MOST_POINTS, _MARKS = 240, 13
+WRITTEN = 0.5  # how dense a cell may be under its number
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def lines(
         (line.label, line.y[-1], line.color) for line in curves if line.label
     ]
     longest = max((len(short(label)) for label, _, _ in ends), default=0)
-    strip = 44.0 if means else 0.0
+    strip = 36.0 if means else 0.0
     frame = Frame(x, y, margin=strip + CHARACTER * longest + 16.0, width=width)
     parts = [frame.draw()]
     if reference:
@@ -149,10 +150,10 @@ def cells(title: str, matrix: Array, *, values: bool = False) -> str:
         matrix: entries in [-1, 1].
         values: write each entry into its cell.
     """
-    n, left, top = matrix.shape[0], 28.0, 26.0
+    n, left, top = matrix.shape[0], 28.0, 32.0
     size = (NARROW - left - 4.0) / n
     every = 1 if n <= 10 else 4
-    parts = [words(4, 14, "step", kind="name")]
+    parts = [words(2, 11, "step", kind="name")]
     for i in range(n):
         if i % every == 0:
             parts.append(words(left - 6, top + size * (i + 0.5) + 4, str(i + 1), anchor="end"))
@@ -171,11 +172,11 @@ def cells(title: str, matrix: Array, *, values: bool = False) -> str:
             height=size - 1.0,
             rx=1.5 if values else 0.8,
             class_="minus" if entry < 0 else "plus",
-            fill_opacity=shade(entry) * (0.6 if values else 1.0),
+            fill_opacity=shade(entry) * (WRITTEN if values else 1.0),
         )
         parts.append(box)
         if values and abs(entry) >= 0.005:
-            shown = f"{entry:.2f}".replace("-", "−").replace("1.00", "1")
+            shown = f"{entry:.2f}".replace("0.", ".").replace("-", "−").replace("1.00", "1")
             parts.append(words(x + size / 2, y + size / 2 + 4, shown, anchor="middle", kind="cell"))
     return drawing(title, *parts, width=NARROW, height=top + size * n + 4.0)
 
@@ -210,7 +211,7 @@ class Point:
     """A point of a scatter.
 
     Attributes:
-        label: written beside it where there is room; the first points have precedence.
+        label: written beside it where there is room, the first points' first; "" for none.
         what: all that is known of it.
         kind: CSS classes.
         size: its radius.
@@ -246,7 +247,7 @@ def scatter(
         mark = dot(px, py, point.what, size=point.size)
         parts.append(tag("g", mark, class_=point.kind))
     for point, (px, py) in zip(points, places, strict=True):
-        room = _room(point, px, py, area, taken)
+        room = _room(point, px, py, area, taken) if point.label else None
         if room:
             box, anchor = room
             taken.append(box)
@@ -284,7 +285,12 @@ def level(frame: Frame, name: str, value: float) -> str:
     """A value across the whole frame, with its name."""
     y = frame.up(value)
     line = tag("line", x1=frame.left, x2=frame.right, y1=y, y2=y, class_="level")
-    return line + words(frame.left + 2, y - 5, name, kind="small")
+    return line + words(named_at(frame), y - 5, name, kind="small")
+
+
+def named_at(frame: Frame) -> float:
+    """Where the name of a level starts: neither at the axis nor where curves end."""
+    return frame.left + 0.3 * (frame.right - frame.left)
 
 
 def hue(color: int) -> str:

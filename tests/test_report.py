@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import corrnoise as cn
 from corrnoise import report
-from corrnoise.report import axes, charts, figures, promise
+from corrnoise.report import axes, cells, figures, promise
 from corrnoise.report.evidence import Evidence
 from corrnoise.report.markup import budget, number, percent
 from corrnoise.report.style import PALETTE
@@ -240,7 +240,7 @@ def test_the_marks_show_the_values():
             assert f"{run.label}, test accuracy, {at}{percent(r.test_accuracy)}" in accuracy
             assert f"{run.label}, test loss, {at}{number(r.test_loss)}" in loss
             assert f"{run.label}, training loss, {at}{number(r.loss)}" in loss
-            assert f"{run.label}, {at}{number(r.epsilon)}" in spent
+            assert f"{run.label}, {at}{budget(r.epsilon)}" in spent
 
 
 def test_errors_are_those_of_the_calibrations():
@@ -321,6 +321,8 @@ def test_spending_is_recorded_or_certified():
     for run, spending in zip(runs, evidence.spending, strict=True):
         assert spending.epsilons[1:] == tuple(record.epsilon for record in run.records)
     assert "The runs recorded these values" in shown("runs, certified")
+    assert "Each point is an upper bound, certified by sampling" in shown("runs, certified")
+    assert "of “Correlated”, a proven upper bound; of “DP-SGD”, exact." in shown("runs")
 
 
 @pytest.mark.parametrize("plan", [pages.fixed, pages.certified, pages.dense])
@@ -418,7 +420,7 @@ def test_colours_can_be_read():
             assert contrast(rgb[name], rgb["ground"]) >= 4.5, name
         assert contrast(rgb["sure"], rgb["sure-ground"]) >= 4.5
         for name in ("plus", "minus"):
-            cell = charts.WRITTEN * rgb[name] + (1 - charts.WRITTEN) * rgb["card"]
+            cell = cells.WRITTEN * rgb[name] + (1 - cells.WRITTEN) * rgb["card"]
             assert contrast(rgb["ink"], cell) >= 4.5, (shade, name)
 
 

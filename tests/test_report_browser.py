@@ -45,7 +45,7 @@ return [...document.querySelectorAll('body *')].filter(e =>
 
 # In each drawing, the boxes of its texts and of its card.
 BOXES = """
-const box = e => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; };
+const box = e => (r => [r.left, r.top, r.right, r.bottom])(e.getBoundingClientRect());
 return [...document.querySelectorAll('figure svg')].map(svg => ({
   name: svg.getAttribute('aria-label'), box: box(svg), card: box(svg.closest('figure')),
   letter: parseFloat(getComputedStyle(svg.querySelector('text')).fontSize)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corrnoise.report import charts, figures, tradeoff
+from corrnoise.report import cells, figures, tradeoff
 from corrnoise.report.charts import hue
 from corrnoise.report.evidence import Evidence, alternative_name
 from corrnoise.report.markup import (
@@ -127,7 +127,7 @@ def noise(evidence: Evidence) -> str:
             ),
             figure(
                 "Correlation between steps",
-                figures.correlation(evidence) + tag("div", charts.key(), class_="key"),
+                figures.correlation(evidence) + tag("div", cells.key(), class_="key"),
                 "Of the noise that two steps add: blue is opposite, orange alike.",
             ),
             figure(

@@ -134,6 +134,13 @@ class Evidence:
         )
 
     @property
+    def calibrations(self) -> tuple[Calibration, ...]:
+        """What the curves of ``spending`` are priced from."""
+        if self.recorded:
+            return tuple(run.plan.calibration for run in self.runs)
+        return (self.plan.calibration,)
+
+    @property
     def baseline(self) -> StepError | None:
         """DP-SGD at the same budget; ``None`` where the plan is that itself."""
         found = (e for e in self.errors[1:] if e.name == "dp_sgd")
@@ -168,7 +175,7 @@ def alternative_name(alternative: Alternative) -> str:
 
 def _errors(plan: Plan, runs: Sequence[Run]) -> list[StepError]:
     c = plan.calibration
-    label = runs[0].label if runs else mechanism_name(c.mechanism)
+    label = runs[0].label if runs else NAMES.get(c.mechanism.name, c.mechanism.name)
     found = [_error(label, 0, c.mechanism, c.noise_multiplier, c.kind)]
     for color, run in enumerate(runs[1:], start=1):
         other = run.plan.calibration

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from corrnoise import toeplitz
 from corrnoise.mechanisms import DenseMechanism
-from corrnoise.report import charts
+from corrnoise.report import cells, charts
 from corrnoise.report.axes import NARROW, linear, logarithmic
 from corrnoise.report.charts import Line, Mean
 from corrnoise.report.evidence import Evidence
@@ -132,7 +132,7 @@ def noising(evidence: Evidence, size: int) -> npt.NDArray[np.float64]:
 def weights(evidence: Evidence) -> str:
     """The first rows of C⁻¹: the weights of past noise in a step's."""
     matrix = noising(evidence, 8)
-    return charts.cells(
+    return cells.picture(
         "Weights of the noise vectors (columns) in the noise of each step (rows)",
         matrix,
         values=True,
@@ -141,7 +141,7 @@ def weights(evidence: Evidence) -> str:
 
 def correlation(evidence: Evidence) -> str:
     """How the noise of two steps is correlated."""
-    return charts.cells("Correlation of the noise of two steps", correlations(evidence, 24))
+    return cells.picture("Correlation of the noise of two steps", correlations(evidence, 24))
 
 
 def correlations(evidence: Evidence, size: int) -> npt.NDArray[np.float64]:
@@ -158,7 +158,11 @@ def spending(evidence: Evidence) -> str:
     return charts.lines(
         "ε spent against steps",
         linear(_STEPS, [0.0, *(float(s.steps[-1]) for s in evidence.spending)], tight=True),
-        linear("ε spent", [0.0, planned, *(e for s in evidence.spending for e in s.epsilons)]),
+        linear(
+            "ε spent",
+            [0.0, planned, *(e for s in evidence.spending for e in s.epsilons)],
+            tell=budget,
+        ),
         curves,
         reference=(f"whole run: ε = {budget(planned)}", planned),
     )

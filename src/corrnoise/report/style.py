@@ -107,7 +107,7 @@ caption span{display:block;position:sticky;left:0;width:max-content;
 th,td{text-align:left;padding:6px 14px 6px 0;border-top:1px solid var(--grid);vertical-align:top}
 th:last-child,td:last-child{padding-right:0}
 thead th{border-top:0;color:var(--muted);font-weight:550;white-space:nowrap;vertical-align:bottom}
-tbody th{font-weight:550;white-space:nowrap}
+tbody th{font-weight:550;min-width:8.5rem;max-width:18rem;overflow-wrap:anywhere}
 .num+:not(.num){padding-left:10px}
 .num{text-align:right;white-space:nowrap}
 td:last-child:not(.num){min-width:11rem}
@@ -155,7 +155,8 @@ footer{margin-top:48px;padding-top:14px;border-top:1px solid var(--rule);color:v
  .scroll{overflow:visible}
  .scroll table{font-size:8pt}
  th,td{padding:4px 9px 4px 0}
- thead th,tbody th,.num{white-space:normal}
+ thead th,.num{white-space:normal}
+ tbody th{min-width:0}
  pre{white-space:pre-wrap}
 }
 """

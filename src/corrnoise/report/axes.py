@@ -46,11 +46,10 @@ def linear(
     label: str,
     values: Sequence[float],
     *,
-    tight: bool = False,
     show: Callable[[float], str] = number,
     tell: Callable[[float], str] = number,
 ) -> Axis:
-    """An axis that ends on round values, or where the values do if ``tight``.
+    """An axis that ends on round values.
 
     >>> linear("loss", [0.31, 1.84]).ticks
     (0.0, 0.5, 1.0, 1.5, 2.0)
@@ -60,12 +59,19 @@ def linear(
         low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
     step = _step(high - low)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    if tight:
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     ticks = tuple(float(f"{i * step:.12g}") for i in range(first, last + 1))
-    if not tight:
-        low, high = ticks[0], ticks[-1]
-    return Axis(label, low, high, ticks, show=show, tell=tell)
+    return Axis(label, ticks[0], ticks[-1], ticks, show=show, tell=tell)
+
+
+def steps(label: str, last: float) -> Axis:
+    """An axis from 0 to the last step, with whole ticks.
+
+    >>> steps("step", 12).ticks, steps("step", 980).ticks
+    ((0, 3, 6, 9, 12), (0, 200, 400, 600, 800))
+    """
+    last = max(last, 1.0)
+    step = math.ceil(_step(last))
+    return Axis(label, 0.0, last, tuple(i * step for i in range(int(last / step) + 1)))
 
 
 def logarithmic(label: str, values: Sequence[float]) -> Axis:

@@ -28,7 +28,7 @@ NAMES = {
     "dense": "Dense",
 }
 # A certificate is as valid with few draws, only a little larger.
-_FEW_DRAWS = 20_000
+FEW_DRAWS = 20_000
 _POINTS, _CERTIFIED_POINTS = 24, 6
 
 
@@ -211,7 +211,7 @@ def _independent(plan: Plan, color: int) -> StepError:
         epsilon=c.epsilon,
         delta=c.delta,
         sampling=c.sampling,
-        samples=_FEW_DRAWS,
+        samples=FEW_DRAWS,
     )
     return _error("DP-SGD", color, mechanism, found.noise_multiplier, found.kind)
 
@@ -248,5 +248,5 @@ def _computed(plan: Plan, taken: int) -> Spending:
     certified = plan.sampling == "balls-in-bins"
     number = _CERTIFIED_POINTS if certified else _POINTS
     steps = sorted({round(taken * i / number) for i in range(number + 1)})
-    spent = [epsilon_of(plan, s, samples=_FEW_DRAWS if certified else None) for s in steps]
+    spent = [epsilon_of(plan, s, samples=FEW_DRAWS if certified else None) for s in steps]
     return Spending(mechanism_name(plan.mechanism), 0, tuple(steps), tuple(spent))

@@ -11,13 +11,13 @@ import numpy.typing as npt
 from corrnoise import toeplitz
 from corrnoise.mechanisms import DenseMechanism
 from corrnoise.report import cells, charts
-from corrnoise.report.axes import NARROW, linear, logarithmic
+from corrnoise.report.axes import NARROW, linear, logarithmic, steps
 from corrnoise.report.charts import Line, Mean
 from corrnoise.report.evidence import Evidence
 from corrnoise.report.markup import budget, number, percent
 from corrnoise.run import Record
 
-_STEPS = "step"
+_STEP = "step"
 
 
 def accuracy(evidence: Evidence) -> str:
@@ -69,11 +69,10 @@ def _course(
                 named = True
     if not curves:
         return ""
-    steps = [0.0, *(max(line.x) for line in curves)]
     values = [y for line in curves for y in line.y]
     return charts.lines(
         title,
-        linear(_STEPS, steps, tight=True),
+        steps(_STEP, max(max(line.x) for line in curves)),
         linear(label, values, show=show, tell=tell),
         curves,
     )
@@ -97,7 +96,7 @@ def error(evidence: Evidence) -> str:
         "Error of each step for "
         + ", ".join(e.label for e in evidence.errors)
         + "; mean over the steps beside it",
-        linear(_STEPS, [0.0, float(evidence.plan.num_steps)], tight=True),
+        steps(_STEP, evidence.plan.num_steps),
         logarithmic("error of the step, per unit of clip norm", values),
         curves,
         means=means,
@@ -113,7 +112,7 @@ def remains(evidence: Evidence) -> str:
     values = [y for line in curves for y in line.y]
     return charts.lines(
         "Standard deviation that the noise of one step has in the model, against later steps",
-        linear("steps later", [0.0, float(evidence.plan.num_steps - 1 or 1)], tight=True),
+        steps("steps later", evidence.plan.num_steps - 1),
         linear("standard deviation, per unit of clip norm", [0.0, *values]),
         curves,
         width=NARROW,
@@ -157,7 +156,7 @@ def spending(evidence: Evidence) -> str:
     planned = evidence.statement.planned_epsilon
     return charts.lines(
         "ε spent against steps",
-        linear(_STEPS, [0.0, *(float(s.steps[-1]) for s in evidence.spending)], tight=True),
+        steps(_STEP, max(s.steps[-1] for s in evidence.spending)),
         linear(
             "ε spent",
             [0.0, planned, *(e for s in evidence.spending for e in s.epsilons)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corrnoise.report import figures
-from corrnoise.report.evidence import Evidence
+from corrnoise.report.evidence import FEW_DRAWS, Evidence
 from corrnoise.report.markup import (
     budget,
     facts,
@@ -52,7 +52,7 @@ def spending(evidence: Evidence) -> str:
     source = "The runs recorded these values as they went."
     if not evidence.recorded:
         source = "They were computed for this page; between them the curve is only drawn."
-    if not evidence.recorded and c.kind == "certified":
+    if not evidence.recorded and c.estimate and c.estimate.samples > FEW_DRAWS:
         source += (
             " They rest on fewer draws than the ε of the whole run, which makes them a little "
             "larger, not less valid."

@@ -107,30 +107,20 @@ class Evidence:
                 "run that kept it first"
             )
         subject = runs[0].plan if plan is None else plan
-        recorded = bool(runs) and all(run.records for run in runs)
-        c = subject.calibration
+        statement = runs[0].statement if runs else Statement.of(subject)
+        spending = tuple(_recorded(color, run) for color, run in enumerate(runs))
+        # Every curve starts at 0; what matters is whether it goes on.
+        recorded = bool(runs) and all(len(spent.steps) > 1 for spent in spending)
+        if not recorded:
+            spending = (_computed(subject, statement.steps_taken),)
         return Evidence(
             plan=subject,
             runs=tuple(runs),
-            statement=runs[0].statement if runs else Statement.of(subject),
+            statement=statement,
             errors=tuple(_errors(subject, runs)),
-            spending=tuple(map(_recorded, range(len(runs)), runs))
-            if recorded
-            else (
-                _computed(
-                    subject, runs[0].statement.steps_taken if runs else c.participation.num_steps
-                ),
-            ),
+            spending=spending,
             recorded=recorded,
-            lower_bound=least_error(
-                c.mechanism.workload,
-                c.participation,
-                epsilon=c.epsilon,
-                delta=c.delta,
-                sampling=c.sampling,
-            )
-            if subject.lower_bound is None
-            else subject.lower_bound,
+            lower_bound=_lower_bound(subject),
         )
 
     @property
@@ -170,6 +160,20 @@ def alternative_name(alternative: Alternative) -> str:
     """The label of an alternative, with the family as one says it."""
     return alternative.label.replace(
         alternative.name, NAMES.get(alternative.name, alternative.name), 1
+    )
+
+
+def _lower_bound(plan: Plan) -> float | None:
+    """The plan's own, or that of a plan that was made by hand."""
+    if plan.lower_bound is not None:
+        return plan.lower_bound
+    c = plan.calibration
+    return least_error(
+        c.mechanism.workload,
+        c.participation,
+        epsilon=c.epsilon,
+        delta=c.delta,
+        sampling=c.sampling,
     )
 
 

@@ -307,6 +307,20 @@ def test_the_noise_is_that_of_the_mechanism():
         )
 
 
+def test_more_memory_is_drawn_only_where_it_saves_time():
+    plan = pages.fixed()
+    page = Page(report.html(plan))
+    (circles,) = ([n for n in p.walk() if n.name == "circle"] for p in page.all("svg", "memory"))
+    own = [c for c in circles if c.parent.attrs["class"].startswith("s0")]
+    times = {
+        float(c.attrs["cx"]): float(c.text.rsplit(" times", 1)[0].rsplit(" ", 1)[1]) for c in own
+    }
+    assert len(times) == len(own) > 2  # one for each amount of memory
+    ordered = [times[x] for x in sorted(times)]
+    assert ordered == sorted(ordered, reverse=True)
+    assert len(circles) == len(plan.alternatives) + len(own) - 1
+
+
 def test_spending_is_recorded_or_certified():
     plan = pages.certified()
     (computed,) = Evidence.of(plan, ()).spending

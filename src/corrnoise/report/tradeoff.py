@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from corrnoise.noise import Scheme
 from corrnoise.noise import scheme as _scheme
 from corrnoise.noise.filters import Filter
 from corrnoise.report import charts
@@ -51,15 +52,19 @@ def _own(evidence: Evidence) -> list[Point]:
     plan, chosen = evidence.plan, evidence.chosen
     spec, planned = Filter.of(plan.mechanism), plan.scheme
     name = mechanism_name(plan.mechanism) if chosen is None else alternative_name(chosen)
-    cost = _scheme.relative_cost(planned, spec, plan.rounds)
-    points = [_point(name, planned.num_vectors, plan.error, cost, "s0")]
+
+    def cost(scheme: Scheme) -> float:
+        return _scheme.relative_cost(scheme, spec, plan.rounds)
+
+    points = [_point(name, planned.num_vectors, plan.error, cost(planned), "s0")]
     least = math.inf
-    for other in _scheme.candidates(spec.num_terms) if spec.num_terms else []:
-        cost = _scheme.relative_cost(other, spec, plan.rounds)
-        if cost < least and other != planned:
-            full = _point(f"{name}, {other.kind}", other.num_vectors, plan.error, cost, "s0 out")
-            points.append(replace(full, label=f"{number(cost, 2)}×"))
-        least = min(least, cost)
+    schemes = _scheme.candidates(spec.num_terms) if spec.num_terms else []
+    for other in sorted(schemes, key=lambda s: (s.num_vectors, cost(s))):
+        if cost(other) < least and other != planned:
+            label, time = f"{name}, {other.kind}", cost(other)
+            full = _point(label, other.num_vectors, plan.error, time, "s0 out")
+            points.append(replace(full, label=f"{number(time, 2)}×"))
+        least = min(least, cost(other))
     between = points[2:-1]
     return [*points[:2], *(replace(p, label="") for p in between), *points[2 + len(between) :]]
 

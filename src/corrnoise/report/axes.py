@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from corrnoise.report.markup import number, tag, text
 
-# One drawing serves a phone at about its own size and a desktop slightly enlarged: two in a row, or
-# three narrow ones.
-WIDTH, NARROW, HEIGHT = 420.0, 300.0, 300.0
-CHARACTER = 6.1  # the width of a letter of the 11-unit labels
+# One drawing serves a phone at about its own size and a desktop enlarged, with smaller letters: two
+# in a row, or three narrow ones.
+WIDTH, NARROW, HEIGHT = 370.0, 300.0, 270.0
+CHARACTER = 6.5  # the width of a letter, from above
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,10 @@ def linear(
     label: str,
     values: Sequence[float],
     *,
-    tight: bool = False,
     show: Callable[[float], str] = number,
     tell: Callable[[float], str] = number,
 ) -> Axis:
-    """An axis that ends on round values, or where the values do if ``tight``.
+    """An axis that ends on round values.
 
     >>> linear("loss", [0.31, 1.84]).ticks
     (0.0, 0.5, 1.0, 1.5, 2.0)
@@ -60,12 +59,19 @@ def linear(
         low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
     step = _step(high - low)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    if tight:
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    ticks = tuple(round(i * step, 12) for i in range(first, last + 1))
-    if not tight:
-        low, high = ticks[0], ticks[-1]
-    return Axis(label, low, high, ticks, show=show, tell=tell)
+    ticks = tuple(float(f"{i * step:.12g}") for i in range(first, last + 1))
+    return Axis(label, ticks[0], ticks[-1], ticks, show=show, tell=tell)
+
+
+def steps(label: str, last: float) -> Axis:
+    """An axis from 0 to the last step, with whole ticks.
+
+    >>> steps("step", 12).ticks, steps("step", 980).ticks
+    ((0, 3, 6, 9, 12), (0, 200, 400, 600, 800))
+    """
+    last = max(last, 1.0)
+    step = math.ceil(_step(last))
+    return Axis(label, 0.0, last, tuple(i * step for i in range(int(last / step) + 1)))
 
 
 def logarithmic(label: str, values: Sequence[float]) -> Axis:
@@ -81,6 +87,8 @@ def logarithmic(label: str, values: Sequence[float]) -> Axis:
         inside = [t for t in ticks if low <= t <= high]
         if len(inside) <= 6:
             break
+    if len(inside) < 3:
+        inside = [t for t in linear("", [low, high]).ticks if low <= t <= high]
     return Axis(label, low, high, tuple(inside), math.log)
 
 
@@ -94,7 +102,7 @@ def counts(label: str, most: int) -> Axis:
     ticks = [0, *(2**i for i in range(most.bit_length()) if 2**i <= most)]
     if len(ticks) > 8:
         ticks = [0, *(4**i for i in range(most.bit_length()) if 4**i <= most)]
-    return Axis(label, 0, float(most), tuple(ticks), lambda value: math.log1p(value))
+    return Axis(label, -0.2, float(most), tuple(ticks), lambda value: math.log1p(value))
 
 
 def _step(span: float) -> float:

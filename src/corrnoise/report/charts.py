@@ -1,4 +1,4 @@
-"""Charts as SVG: lines, means beside lines, cells of a matrix, and points with labels.
+"""Charts as SVG: lines, means beside lines, and points with labels.
 
 Colours are CSS variables, so that light, dark and paper need one drawing. What a mark stands for is
 its ``<title>``, which browsers show beside the pointer.
@@ -6,21 +6,17 @@ its ``<title>``, which browsers show beside the pointer.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from corrnoise.report.axes import CHARACTER, NARROW, WIDTH, Axis, Frame, drawing, spread, words
+from corrnoise.report.axes import CHARACTER, WIDTH, Axis, Frame, drawing, spread, words
 from corrnoise.report.markup import number, tag, text
 
-Array = npt.NDArray[np.float64]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
-_LONGEST = 18  # letters of a label in a drawing; the tables have all of it
+_LONGEST = 16  # letters of a label in a drawing; the tables have all of it
 _MOST_POINTS, _MARKS = 240, 13
 
 
@@ -78,10 +74,10 @@ def lines(
         width: of the drawing.
     """
     ends = [(m.label, m.value, m.color) for m in means] or [
-        (line.label, line.y[-1], line.color) for line in curves if line.label
+        (short(line.label), line.y[-1], line.color) for line in curves if line.label
     ]
-    longest = max((len(short(label)) for label, _, _ in ends), default=0)
-    strip = 44.0 if means else 0.0
+    longest = max((len(label) for label, _, _ in ends), default=0)
+    strip = 36.0 if means else 0.0
     frame = Frame(x, y, margin=strip + CHARACTER * longest + 16.0, width=width)
     parts = [frame.draw()]
     if reference:
@@ -94,7 +90,7 @@ def lines(
     heights = spread([frame.up(v) for _, v, _ in ends], 14.0, frame.top, frame.bottom)
     for (label, _, color), height in zip(ends, heights, strict=True):
         kind = "label bound" if color is None else f"label {hue(color)}"
-        parts.append(words(side + 8, height + 4, short(label), kind=kind))
+        parts.append(words(side + 8, height + 4, label, kind=kind))
     return drawing(title, *parts, width=width)
 
 
@@ -141,76 +137,12 @@ def _strip(frame: Frame, side: float, means: Sequence[Mean], label: str) -> str:
     return "".join(parts)
 
 
-def cells(title: str, matrix: Array, *, values: bool = False) -> str:
-    """A lower-triangular matrix as coloured cells: blue below 0, orange above, none at 0.
-
-    Args:
-        title: for those who do not see it.
-        matrix: entries in [-1, 1].
-        values: write each entry into its cell.
-    """
-    n, left, top = matrix.shape[0], 28.0, 26.0
-    size = (NARROW - left - 4.0) / n
-    every = 1 if n <= 10 else 4
-    parts = [words(4, 14, "step", kind="name")]
-    for i in range(n):
-        if i % every == 0:
-            parts.append(words(left - 6, top + size * (i + 0.5) + 4, str(i + 1), anchor="end"))
-            parts.append(words(left + size * (i + 0.5), top - 7, str(i + 1), anchor="middle"))
-    for i, j in itertools.product(range(n), range(n)):
-        entry = float(matrix[i, j])
-        if j > i or (abs(entry) < 0.005 and not values):
-            continue
-        x, y = left + size * j, top + size * i
-        box = tag(
-            "rect",
-            tag("title", text(f"{i + 1}, {j + 1}: {number(entry, 3)}")),
-            x=x + 0.5,
-            y=y + 0.5,
-            width=size - 1.0,
-            height=size - 1.0,
-            rx=1.5 if values else 0.8,
-            class_="minus" if entry < 0 else "plus",
-            fill_opacity=shade(entry) * (0.6 if values else 1.0),
-        )
-        parts.append(box)
-        if values and abs(entry) >= 0.005:
-            shown = f"{entry:.2f}".replace("-", "−").replace("1.00", "1")
-            parts.append(words(x + size / 2, y + size / 2 + 4, shown, anchor="middle", kind="cell"))
-    return drawing(title, *parts, width=NARROW, height=top + size * n + 4.0)
-
-
-def shade(value: float) -> float:
-    """How dense a cell is: the root, so that small entries are seen as well."""
-    return round(math.sqrt(min(abs(value), 1.0)), 3)
-
-
-def key() -> str:
-    """What the densities of ``cells`` mean."""
-    marks = (-1.0, -0.5, -0.25, -0.1, 0.0, 0.1, 0.25, 0.5, 1.0)
-    size = NARROW / len(marks)
-    parts = [
-        tag(
-            "rect",
-            x=size * i + 0.5,
-            y=0.5,
-            width=size - 1.0,
-            height=11.0,
-            class_="minus" if value < 0 else "plus",
-            fill_opacity=shade(value),
-        )
-        + words(size * (i + 0.5), 25, number(value), anchor="middle")
-        for i, value in enumerate(marks)
-    ]
-    return drawing("Colours: blue below 0, orange above", *parts, width=NARROW, height=30.0)
-
-
 @dataclass(frozen=True)
 class Point:
     """A point of a scatter.
 
     Attributes:
-        label: written beside it where there is room; the first points have precedence.
+        label: written beside it where there is room, the first points' first; "" for none.
         what: all that is known of it.
         kind: CSS classes.
         size: its radius.
@@ -246,7 +178,7 @@ def scatter(
         mark = dot(px, py, point.what, size=point.size)
         parts.append(tag("g", mark, class_=point.kind))
     for point, (px, py) in zip(points, places, strict=True):
-        room = _room(point, px, py, area, taken)
+        room = _room(point, px, py, area, taken) if point.label else None
         if room:
             box, anchor = room
             taken.append(box)
@@ -284,7 +216,12 @@ def level(frame: Frame, name: str, value: float) -> str:
     """A value across the whole frame, with its name."""
     y = frame.up(value)
     line = tag("line", x1=frame.left, x2=frame.right, y1=y, y2=y, class_="level")
-    return line + words(frame.left + 2, y - 5, name, kind="small")
+    return line + words(named_at(frame), y - 5, name, kind="small")
+
+
+def named_at(frame: Frame) -> float:
+    """Where the name of a level starts: neither at the axis nor where curves end."""
+    return frame.left + 0.3 * (frame.right - frame.left)
 
 
 def hue(color: int) -> str:

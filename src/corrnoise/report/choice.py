@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from corrnoise.report import charts, figures
+from corrnoise.report import cells, figures, tradeoff
 from corrnoise.report.charts import hue
 from corrnoise.report.evidence import Evidence, alternative_name
 from corrnoise.report.markup import (
@@ -127,7 +127,7 @@ def noise(evidence: Evidence) -> str:
             ),
             figure(
                 "Correlation between steps",
-                figures.correlation(evidence) + tag("div", charts.key(), class_="key"),
+                figures.correlation(evidence) + tag("div", cells.key(), class_="key"),
                 "Of the noise that two steps add: blue is opposite, orange alike.",
             ),
             figure(
@@ -154,9 +154,10 @@ def memory(evidence: Evidence) -> str:
         "ring": "past draws are kept in a ring",
         "recursion": "a recursion keeps what it needs",
     }[scheme.kind]
+    draws = "draw" if scheme.draws_per_step == 1 else "draws"
     words = [
         f"The noise keeps {state} between steps: {how}, at {number(scheme.draws_per_step, 3)} "
-        f"draws for each parameter and step. The plan allows {number(plan.memory)} vectors.",
+        f"{draws} for each parameter and step. The plan allows {number(plan.memory)} vectors.",
         "Multiples (×) are the time of the noise in a step over DP-SGD's, by a model of draws and "
         "memory traffic; a larger circle takes longer.",
     ]
@@ -164,9 +165,13 @@ def memory(evidence: Evidence) -> str:
         words.append("Hollow circles cannot be chosen; the table below says why.")
     if scheme.kind != "recursion" and plan.mechanism.name != "dp_sgd":
         words.append(
-            "The dotted line is the chosen mechanism with its other schemes, from making every "
-            "draw again to keeping all of them: the same noise, less time, more memory."
+            "The dotted line is the chosen mechanism with other schemes, which make fewer draws "
+            "again and keep more: the same noise, less time."
         )
+    picture = tradeoff.picture(evidence)
+    caption = "Logarithmic."
+    if "↑" in picture:
+        caption += " ↑ marks a mechanism far above the picture, with its error."
     return section(
         "memory",
         "Error against memory",
@@ -174,8 +179,8 @@ def memory(evidence: Evidence) -> str:
             "div",
             figure(
                 "Mean error and state",
-                figures.memory(evidence),
-                "Logarithmic. ↑ marks a mechanism far above the picture, with its error.",
+                picture,
+                caption,
             ),
             tag("div", paragraphs(words)),
             class_="grid two mixed",

@@ -28,7 +28,7 @@ NAMES = {
     "dense": "Dense",
 }
 # A certificate is as valid with few draws, only a little larger.
-_FEW_DRAWS = 20_000
+FEW_DRAWS = 20_000
 _POINTS, _CERTIFIED_POINTS = 24, 6
 
 
@@ -107,31 +107,28 @@ class Evidence:
                 "run that kept it first"
             )
         subject = runs[0].plan if plan is None else plan
-        recorded = bool(runs) and all(run.records for run in runs)
-        c = subject.calibration
+        statement = runs[0].statement if runs else Statement.of(subject)
+        spending = tuple(_recorded(color, run) for color, run in enumerate(runs))
+        # Every curve starts at 0; what matters is whether it goes on.
+        recorded = bool(runs) and all(len(spent.steps) > 1 for spent in spending)
+        if not recorded:
+            spending = (_computed(subject, statement.steps_taken),)
         return Evidence(
             plan=subject,
             runs=tuple(runs),
-            statement=runs[0].statement if runs else Statement.of(subject),
+            statement=statement,
             errors=tuple(_errors(subject, runs)),
-            spending=tuple(map(_recorded, range(len(runs)), runs))
-            if recorded
-            else (
-                _computed(
-                    subject, runs[0].statement.steps_taken if runs else c.participation.num_steps
-                ),
-            ),
+            spending=spending,
             recorded=recorded,
-            lower_bound=least_error(
-                c.mechanism.workload,
-                c.participation,
-                epsilon=c.epsilon,
-                delta=c.delta,
-                sampling=c.sampling,
-            )
-            if subject.lower_bound is None
-            else subject.lower_bound,
+            lower_bound=_lower_bound(subject),
         )
+
+    @property
+    def calibrations(self) -> tuple[Calibration, ...]:
+        """What the curves of ``spending`` are priced from."""
+        if self.recorded:
+            return tuple(run.plan.calibration for run in self.runs)
+        return (self.plan.calibration,)
 
     @property
     def baseline(self) -> StepError | None:
@@ -166,9 +163,23 @@ def alternative_name(alternative: Alternative) -> str:
     )
 
 
+def _lower_bound(plan: Plan) -> float | None:
+    """The plan's own, or that of a plan that was made by hand."""
+    if plan.lower_bound is not None:
+        return plan.lower_bound
+    c = plan.calibration
+    return least_error(
+        c.mechanism.workload,
+        c.participation,
+        epsilon=c.epsilon,
+        delta=c.delta,
+        sampling=c.sampling,
+    )
+
+
 def _errors(plan: Plan, runs: Sequence[Run]) -> list[StepError]:
     c = plan.calibration
-    label = runs[0].label if runs else mechanism_name(c.mechanism)
+    label = runs[0].label if runs else NAMES.get(c.mechanism.name, c.mechanism.name)
     found = [_error(label, 0, c.mechanism, c.noise_multiplier, c.kind)]
     for color, run in enumerate(runs[1:], start=1):
         other = run.plan.calibration
@@ -204,7 +215,7 @@ def _independent(plan: Plan, color: int) -> StepError:
         epsilon=c.epsilon,
         delta=c.delta,
         sampling=c.sampling,
-        samples=_FEW_DRAWS,
+        samples=FEW_DRAWS,
     )
     return _error("DP-SGD", color, mechanism, found.noise_multiplier, found.kind)
 
@@ -240,5 +251,5 @@ def _computed(plan: Plan, taken: int) -> Spending:
     certified = plan.sampling == "balls-in-bins"
     number = _CERTIFIED_POINTS if certified else _POINTS
     steps = sorted({round(taken * i / number) for i in range(number + 1)})
-    spent = [epsilon_of(plan, s, samples=_FEW_DRAWS if certified else None) for s in steps]
+    spent = [epsilon_of(plan, s, samples=FEW_DRAWS if certified else None) for s in steps]
     return Spending(mechanism_name(plan.mechanism), 0, tuple(steps), tuple(spent))

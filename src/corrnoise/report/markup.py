@@ -71,7 +71,10 @@ def table(
         for index, row in enumerate(rows)
     )
     whole = tag(
-        "table", tag("caption", text(caption)), tag("thead", tag("tr", top)), tag("tbody", body)
+        "table",
+        tag("caption", tag("span", text(caption))),
+        tag("thead", tag("tr", top)),
+        tag("tbody", body),
     )
     return tag("div", whole, class_="scroll", role="region", tabindex="0", aria_label=caption)
 

@@ -85,10 +85,11 @@ def _data(plan: Plan) -> str:
 
 def _title(evidence: Evidence) -> str:
     s = evidence.statement
-    promise = f"({budget(s.epsilon)}, {budget(s.delta, 3)})"
+    promise = f"({budget(s.epsilon)},\N{NO-BREAK SPACE}{budget(s.delta, 3)})"
+    promise += "\N{NON-BREAKING HYPHEN}differential"
     if evidence.runs:
-        return f"Trained with {promise}-differential privacy"
-    return f"A plan for training with {promise}-differential privacy"
+        return f"Trained with {promise} privacy"
+    return f"A plan for training with {promise} privacy"
 
 
 def _header(evidence: Evidence, title: str) -> str:
@@ -172,7 +173,9 @@ def _tiles(evidence: Evidence) -> list[str]:
     state = "no state" if not vectors else f"{vectors} model-sized vectors"
     family, _, size = mechanism_name(plan.mechanism).partition(" ")
     note = f"{size}; {state} between steps" if size else f"{state} between steps"
-    tiles.append(_tile("Mechanism", family.replace("-", "\N{NON-BREAKING HYPHEN}"), note))
+    tiles.append(
+        _tile("Mechanism", family.replace("-", "\N{NON-BREAKING HYPHEN}"), note, kind="tile wide")
+    )
     tiles.append(
         _tile("Noise", number(plan.noise_multiplier), "standard deviation over the clip norm")
     )
@@ -206,12 +209,12 @@ def _ratio(value: float) -> str:
     return f"{number(1.0 / value, 2)}× more"
 
 
-def _tile(name: str, value: str, note: str, badge: str = "") -> str:
+def _tile(name: str, value: str, note: str, badge: str = "", kind: str = "tile") -> str:
     mark = " " + tag("span", text(badge), class_="badge") if badge else ""
     return tag(
         "div",
         tag("dt", text(name)),
         tag("dd", text(value), class_="big"),
         tag("dd", text(note), mark, class_="note"),
-        class_="tile",
+        class_=kind,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from corrnoise.report import figures
-from corrnoise.report.evidence import Evidence
+from corrnoise.report.evidence import FEW_DRAWS, Evidence
 from corrnoise.report.markup import (
     budget,
     facts,
@@ -17,6 +17,12 @@ from corrnoise.report.markup import (
     tag,
     text,
 )
+
+_KINDS = {
+    "exact": "exact",
+    "bound": "a proven upper bound",
+    "certified": "an upper bound, certified by sampling, by itself but for probability {}",
+}
 
 
 def statement(evidence: Evidence) -> str:
@@ -43,16 +49,10 @@ def statement(evidence: Evidence) -> str:
 def spending(evidence: Evidence) -> str:
     """ε against steps."""
     c = evidence.plan.calibration
-    kind = {
-        "exact": "exact",
-        "bound": "a proven upper bound",
-        "certified": "an upper bound that is certified by sampling, each by itself but for "
-        f"probability {number(c.failure_probability)},",
-    }[c.kind]
     source = "The runs recorded these values as they went."
     if not evidence.recorded:
         source = "They were computed for this page; between them the curve is only drawn."
-    if not evidence.recorded and c.kind == "certified":
+    if not evidence.recorded and c.estimate and c.estimate.samples > FEW_DRAWS:
         source += (
             " They rest on fewer draws than the ε of the whole run, which makes them a little "
             "larger, not less valid."
@@ -63,7 +63,7 @@ def spending(evidence: Evidence) -> str:
         for step, spent in zip(s.steps, s.epsilons, strict=True)
     ]
     words = [
-        f"The points are {kind} for a run that stops there.",
+        _about_points(evidence),
         source,
         "A stop that was chosen by looking at the results costs the ε of the whole run.",
     ]
@@ -81,6 +81,18 @@ def spending(evidence: Evidence) -> str:
             class_="grid two mixed",
         ),
     )
+
+
+def _about_points(evidence: Evidence) -> str:
+    """What kind of numbers the points are, for each run where they differ."""
+    kinds = {
+        spent.label: _KINDS[c.kind].format(number(c.failure_probability))
+        for spent, c in zip(evidence.spending, evidence.calibrations, strict=True)
+    }
+    if len(set(kinds.values())) == 1:
+        return f"Each point is {next(iter(kinds.values()))}, for a run that stops there."
+    each = "; ".join(f"of “{label}”, {kind}" for label, kind in kinds.items())
+    return f"What each point is for a run that stops there: {each}."
 
 
 def recomputing(evidence: Evidence) -> str:

@@ -1,4 +1,4 @@
-"""The look of the page: one palette for light and dark, and one layout for phone, desk and paper."""
+"""The look of the page: one palette for light and dark, one layout for phone, desk and paper."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ p{margin:.4rem 0 .8rem;max-width:68ch}
 .theme input:focus-visible+span{outline:2px solid var(--s0);outline-offset:1px}
 .tiles{display:flex;flex-wrap:wrap;gap:12px;margin:22px 0 0;padding:0}
 .tile{background:var(--card);border:1px solid var(--rule);border-radius:14px;padding:14px 18px 15px;
- min-width:0;flex:1 1 165px}
+ min-width:0;flex:1 1 150px}
+.tile.wide{flex:1.5 1 190px}
 .tile dt{color:var(--muted);font-size:.82rem;font-weight:550}
 .tile dd{margin:0}
 .tile .big{font-size:1.6rem;line-height:1.25;font-weight:680;letter-spacing:-.02em;
@@ -61,16 +62,16 @@ p{margin:.4rem 0 .8rem;max-width:68ch}
 section{padding-top:44px}
 .grid{display:grid;gap:16px;grid-template-columns:minmax(0,1fr);margin-top:14px}
 .mixed{align-items:start;column-gap:32px}
-.after{margin-top:16px}
 figure,.card{margin:0;background:var(--card);border:1px solid var(--rule);border-radius:14px;
  padding:16px 18px;min-width:0}
+.card.after{margin-top:16px}
 .card>:first-child{margin-top:0}.card>:last-child{margin-bottom:0}
 figcaption{font-size:.9rem;line-height:1.5;color:var(--muted);margin-top:8px}
 figure h3{margin-bottom:8px}
 svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{font-size:11px;fill:var(--muted);font-variant-numeric:tabular-nums}
 svg text.name{font-weight:550}
-svg text.label{font-weight:640;fill:var(--c,var(--muted))}
+svg text.label{font-weight:600;fill:var(--c,var(--muted))}
 svg text.small{font-size:10.5px}
 svg text.cell{fill:var(--ink);font-size:10.5px}
 svg .gridline{stroke:var(--grid)}
@@ -86,9 +87,11 @@ svg text.bound{fill:var(--ink)}
 svg .out .dot{fill:var(--card);stroke:var(--c);stroke-width:1.6}
 svg .other{--c:var(--muted)}svg .other .dot{fill-opacity:.75}
 svg .path{stroke:var(--s0);stroke-width:1.4;stroke-dasharray:3 4}
-svg .minus{fill:var(--minus)}svg .plus{fill:var(--plus)}
+svg .minus{fill:var(--minus)}
+svg .plus{fill:var(--plus)}
 .key{margin-top:12px}
-.promise{font-size:1.25rem;overflow-wrap:anywhere;line-height:1.4;font-weight:640;margin:0 0 10px;max-width:none}
+.promise{font-size:1.25rem;overflow-wrap:anywhere;line-height:1.4;font-weight:640;
+ margin:0 0 10px;max-width:none}
 .facts{margin:0;font-size:.95rem}
 .facts div{display:grid;grid-template-columns:minmax(7.5rem,24%) minmax(0,1fr);gap:14px;
  padding:7px 0;border-top:1px solid var(--grid);break-inside:avoid}
@@ -99,12 +102,15 @@ svg .minus{fill:var(--minus)}svg .plus{fill:var(--plus)}
  padding:6px 16px 10px;margin-top:14px}
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--muted);font-size:.86rem;padding:8px 0}
+caption span{display:block;position:sticky;left:0;width:max-content;
+ max-width:min(100%,100vw - 60px)}
 th,td{text-align:left;padding:6px 14px 6px 0;border-top:1px solid var(--grid);vertical-align:top}
 th:last-child,td:last-child{padding-right:0}
 thead th{border-top:0;color:var(--muted);font-weight:550;white-space:nowrap;vertical-align:bottom}
-tbody th{font-weight:550;white-space:nowrap}
+tbody th{font-weight:550;min-width:8.5rem;max-width:18rem;overflow-wrap:anywhere}
 .num+:not(.num){padding-left:10px}
 .num{text-align:right;white-space:nowrap}
+td:last-child:not(.num){min-width:11rem}
 tr.strong>*{font-weight:680;color:var(--s0)}
 .swatch{display:inline-block;width:.72em;height:.72em;border-radius:50%;margin-right:.5em;
  background:var(--c)}
@@ -112,25 +118,33 @@ details{margin:12px 0 0;font-size:.92rem}
 details .scroll{border:0;padding:0;margin:4px 0 0;border-radius:0}
 summary{cursor:pointer;color:var(--muted)}
 pre{background:var(--card);border:1px solid var(--rule);border-radius:14px;padding:14px 18px;
- overflow-x:auto;font:13.5px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;margin:12px 0}
+ overflow-x:auto;font:13.5px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;
+ margin:12px 0}
 code{font:.92em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 footer{margin-top:48px;padding-top:14px;border-top:1px solid var(--rule);color:var(--muted);
  font-size:.86rem}
 @media (min-width:860px){
+ .two svg text{font-size:9.6px}
+ .two svg text.small{font-size:9.2px}
  .two{grid-template-columns:repeat(2,minmax(0,1fr))}
  .three{grid-template-columns:repeat(3,minmax(0,1fr))}
  .facts{columns:2;column-gap:40px}
 }
 @media (max-width:560px){
  .page{padding:0 14px 40px}
- .tiles{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:10px}
+ .tiles{gap:10px}.tile{flex-basis:40%}.tile.wide{flex-basis:100%}
  .tile{padding:12px 13px}.tile .big{font-size:1.35rem}
  figure,.card{padding:13px 12px}
  .scroll{padding:4px 12px 8px}
  .facts div{grid-template-columns:minmax(0,1fr);gap:0}
 }
+@page{margin:13mm}
 @media print{
- body{font-size:10.5pt}
+ :root{--ground:#fff}
+ body{font-size:10pt}
+ .facts{columns:2;column-gap:28px}
+ .facts div{padding:5px 0}
+ footer{margin-top:20px}
  .theme,summary{display:none}
  .page{max-width:none;padding:0}
  section{padding-top:22px}
@@ -139,8 +153,10 @@ footer{margin-top:48px;padding-top:14px;border-top:1px solid var(--rule);color:v
  .two{grid-template-columns:repeat(2,minmax(0,1fr))}
  .three{grid-template-columns:repeat(3,minmax(0,1fr))}
  .scroll{overflow:visible}
- .scroll table{font-size:8.5pt}
- thead th,tbody th,.num{white-space:normal}
+ .scroll table{font-size:8pt}
+ th,td{padding:4px 9px 4px 0}
+ thead th,.num{white-space:normal}
+ tbody th{min-width:0}
  pre{white-space:pre-wrap}
 }
 """

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: test lint types contracts unit format bench table clean
+.PHONY: test lint types contracts unit format demo docs docs-plots bench table clean
 
 test: lint types contracts unit  ## all that must hold before a change lands
 
@@ -25,6 +25,15 @@ contracts: $(READY)
 
 unit: $(READY)
 	$(BIN)/python -m pytest
+
+demo: $(READY)  ## train on handwritten digits, with BISR and with DP-SGD: build/demo/report.html
+	$(BIN)/corrnoise train --data digits --mechanism bisr --sampling fixed --compare --out build/demo
+
+docs: $(READY)  ## the documentation, in build/site; the tests build it too
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-plots: $(READY)  ## the plots of the documentation, in docs/assets
+	$(BIN)/python docs/plots.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -229,11 +229,10 @@ def _error(
 
 
 def _recorded(color: int, run: Run) -> Spending:
+    known = [(record.step, record.epsilon) for record in run.records]
+    spent = [(0, 0.0), *((step, epsilon) for step, epsilon in known if epsilon is not None)]
     return Spending(
-        run.label,
-        color,
-        (0, *(record.step for record in run.records)),
-        (0.0, *(record.epsilon for record in run.records)),
+        run.label, color, tuple(step for step, _ in spent), tuple(value for _, value in spent)
     )
 
 

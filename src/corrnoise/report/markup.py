@@ -123,13 +123,13 @@ def number(value: float | None, digits: int = 4) -> str:
     return _pretty(f"{value:.{digits}g}")
 
 
-def budget(value: float, digits: int = 5) -> str:
+def budget(value: float | None, digits: int = 5) -> str:
     """An ε or a δ, rounded up.
 
-    >>> budget(3.141511), budget(1.00001e-6, 3)
-    ('3.1416', '1.01·10⁻⁶')
+    >>> budget(3.141511), budget(1.00001e-6, 3), budget(None)
+    ('3.1416', '1.01·10⁻⁶', '–')
     """
-    return _pretty(rounded_up(value, digits))
+    return "–" if value is None else _pretty(rounded_up(value, digits))
 
 
 def powers(sentence: str) -> str:

@@ -108,10 +108,12 @@ def train(
         checkpoint = None if place is None else place / "checkpoint.pt"
         average = Average(net, plan.num_steps, average_last)
         records: list[Record] = []
+        before = 0.0  # seconds of a run that was interrupted
         if checkpoint is not None and checkpoint.exists():
             found = engine.load_checkpoint(path=checkpoint, module=wrapped, optimizer=optimizer)
             records = [Record(**record) for record in found["records"]]
             average.load(found["average"])
+            before = found["seconds"]
         test = data.test.to(device)
         n, b = plan.num_steps, plan.participation.min_sep
 
@@ -143,11 +145,12 @@ def train(
                     checkpoint_dict={
                         "records": [vars(record) for record in records],
                         "average": average.state(),
+                        "seconds": before + time.perf_counter() - start,
                     },
                 )
             if progress is not None:
                 progress(taken, n, accuracy)
-        seconds = time.perf_counter() - start
+        seconds = before + time.perf_counter() - start
     return Run(
         label=label or plan.mechanism.name,
         plan=plan,

@@ -174,7 +174,6 @@ def test_the_tests_that_the_mathematics_names_exist():
 
 def test_the_plots_can_be_drawn_again(tmp_path):
     spec = importlib.util.spec_from_file_location("docs_plots", DOCS / "plots.py")
-    assert spec and spec.loader
     plots = importlib.util.module_from_spec(spec)
     sys.modules["docs_plots"] = plots  # dataclasses look for their module
     spec.loader.exec_module(plots)

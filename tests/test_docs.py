@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import html
 import importlib.util
 import os
 import re
@@ -79,7 +80,7 @@ def test_every_block_runs(page, tmp_path, monkeypatch, capsys):
     for language, text, line in blocks(page):
         where = (page, page, line)
         if text.startswith("--8<--"):  # a file of examples/, which test_examples.py runs
-            assert re.fullmatch(r'--8<-- "examples/(\w+)\.py"\n', text), where
+            assert re.fullmatch(r"--8<--\nexamples/\w+\.py\n--8<--\n", text), where
         elif language == "python":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Opacus has some of its own
@@ -124,6 +125,13 @@ def site(tmp_path_factory):
 def test_the_site_builds_and_has_every_page(site):
     for page in PAGES:
         assert (site / page).with_suffix(".html").is_file(), page
+
+
+def test_the_examples_are_in_the_page(site):
+    page = re.sub("<[^>]+>", "", (site / "opacus.html").read_text(encoding="utf-8"))
+    for name in ("opacus_stock", "opacus_corrnoise", "without_opacus"):
+        code = html.escape((ROOT / "examples" / f"{name}.py").read_text(), quote=False)
+        assert code.strip() in page.replace("&quot;", '"').replace("&#39;", "'"), name
 
 
 def test_no_page_fetches_anything(site):

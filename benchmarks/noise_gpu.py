@@ -35,7 +35,7 @@ GOALS = {  # milliseconds at 2^28 float32
     "chacha20 p=4": 2.9,
     "chacha20 p=16": 11.0,
     "chacha8 p=4": 1.4,
-    "lookahead p=4, 2 vectors": 1.9,
+    "ring p=4, 2 vectors": 1.9,
 }
 TUNINGS = [
     Tuning(block, warps)
@@ -94,6 +94,17 @@ def bisr(num_bands: int, rounds: int = 20, memory: float = 0) -> CorrelatedNoise
     return CorrelatedNoise(mechanism, KEY, memory=memory, rounds=rounds)
 
 
+def force(noise: CorrelatedNoise, kind: scheme.Scheme) -> CorrelatedNoise:
+    """The noise with another scheme than the one that its memory would choose."""
+    noise.scheme = kind
+    noise._forget(0)
+    return noise
+
+
+def lookahead(p: int, m: int) -> CorrelatedNoise:
+    return force(bisr(p), scheme.Scheme("lookahead", m - 1, (p + m - 1) / m, m))
+
+
 def with_tuning(noise: CorrelatedNoise, tuning: Tuning) -> CorrelatedNoise:
     noise._backends[DEVICE] = TritonBackend(noise.stream, DEVICE, tuning)
     return noise
@@ -143,20 +154,22 @@ def check_rows() -> None:
         "bisr regenerate": (cn.mechanisms.bisr(workload, 4), "regenerate"),
         "bisr lookahead": (cn.mechanisms.bisr(workload, 4), "lookahead"),
         "bisr ring": (cn.mechanisms.bisr(workload, 4), "ring"),
+        "bisr ring of 2": (cn.mechanisms.bisr(workload, 4), scheme.Scheme("ring", 2, 2.0)),
         "bsr": (cn.mechanisms.bsr(workload, 4), None),
         "blt": (cn.mechanisms.blt(workload, part, num_buffers=2), None),
     }
     for name, (mechanism, kind) in cases.items():
         noise = CorrelatedNoise(mechanism, KEY)
-        if kind:
-            noise.scheme = [s for s in scheme.candidates(4) if s.kind == kind][-1]
-            noise._forget(0)
+        if isinstance(kind, scheme.Scheme):
+            force(noise, kind)
+        elif kind:
+            force(noise, [s for s in scheme.candidates(4) if s.kind == kind][-1])
         exact, worst = noise.rows(offset, offset + size), 0.0
         for step in range(n):
             grad = torch.zeros(size, device=DEVICE)
             noise.add_([grad], step, 1.0, offsets=[offset])
             worst = max(worst, float(np.abs(grad.cpu().numpy() - exact[step]).max()))
-        check(f"rows, {name} ({noise.scheme.kind} {noise.scheme.lookahead})", worst < 2e-5,
+        check(f"rows, {name} ({noise.scheme.num_vectors} vectors)", worst < 2e-5,
               f"worst error {worst:.1e}")  # fmt: skip
 
 
@@ -274,18 +287,19 @@ def time_regenerate(grad: torch.Tensor, quick: bool) -> dict[int, Tuning]:
 def time_memory(grad: torch.Tensor, best: dict[int, Tuning]) -> None:
     b = best.get(20, Tuning())
     shapes = [Tuning(128, 4), Tuning(64, 2), Tuning(32, 1)]
-    for p, memory in ((4, 1), (4, 2), (16, 3), (16, 7)):
-        m = bisr(p, memory=memory).scheme.lookahead
-        name = f"lookahead p={p}, {memory} vectors"
-        tuning = tune(name, lambda p=p, k=memory: bisr(p, memory=k), grad, shapes, m)
-        noise = with_tuning(bisr(p, memory=memory), tuning)
+    for p, m in ((4, 2), (4, 3), (16, 4), (16, 8)):
+        name = f"lookahead p={p}, {m - 1} vectors"
+        tuning = tune(name, lambda p=p, m=m: lookahead(p, m), grad, shapes, m)
+        noise = with_tuning(lookahead(p, m), tuning)
         report(name, milliseconds(lambda n=noise, m=m: steps_of(n, grad, m)) / m)
         del noise
-    noise = with_tuning(bisr(4, memory=3), b)
-    kind = noise.scheme.kind
-    steps_of(noise, grad, 1)
-    ring = iter(range(97, STEPS))
-    report(f"{kind} p=4, 3 vectors", milliseconds(lambda: noise.add_([grad], next(ring), 1e-3)))
+    for p, s in ((4, 1), (4, 2), (4, 3), (16, 7)):
+        noise = with_tuning(force(bisr(p), scheme.Scheme("ring", s, float(p - s))), b)
+        steps_of(noise, grad, 1)
+        ring = iter(range(97, STEPS))
+        name = f"ring p={p}, {s} vectors"
+        report(name, milliseconds(lambda n=noise, r=ring: n.add_([grad], next(r), 1e-3)))
+        del noise
 
 
 def time_recursions(grad: torch.Tensor, best: dict[int, Tuning]) -> None:

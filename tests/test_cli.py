@@ -5,6 +5,7 @@ import pty
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 import typer
@@ -101,7 +102,7 @@ def test_no_words_are_help(run):
 
 
 def test_version(run):
-    assert run("--version") == (0, "corrnoise 0.1.0.dev0\n", "")
+    assert run("--version") == (0, f"corrnoise {metadata.version('corrnoise')}\n", "")
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,19 @@ def test_all_schemes_of_a_banded_inverse_give_the_same_bits(p) -> None:
             assert np.array_equal(run(noise, step), run(reference, step)), (kind, step)
 
 
-@pytest.mark.parametrize("memory", [0, 2, 100])
+@pytest.mark.parametrize("s", [1, 2, 3, 4])
+def test_a_ring_of_any_size_takes_steps_in_any_order(s) -> None:
+    mechanism = cn.mechanisms.bisr(WORKLOAD, 5)
+    reference = CorrelatedNoise(mechanism, KEY)
+    noise = CorrelatedNoise(mechanism, KEY, threads=1)
+    noise.scheme = scheme.Scheme("ring", s, 5.0 - s)
+    noise._forget(0)
+    for step in (0, 1, 2, 2, 9, 10, 11, 3, 4, 20, 0, 23):
+        assert np.array_equal(run(noise, step), run(reference, step)), step
+    assert noise._vectors.shape == (s, 751)
+
+
+@pytest.mark.parametrize("memory", [0, 1, 2, 100])
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_restart_at_any_step_with_nothing_but_the_key(name, memory) -> None:
     straight = CorrelatedNoise(MECHANISMS[name], KEY, memory=memory)
@@ -118,20 +130,22 @@ def test_restart_at_any_step_from_a_saved_state(name) -> None:
             assert np.array_equal(run(again, later), rows[later]), (step, later)
 
 
-@pytest.mark.parametrize("name", ["bisr-4", "blt", "dense"])
+@pytest.mark.parametrize(
+    ("name", "memory"), [("bisr-4", 0), ("bisr-4", 1), ("bisr-4", 2), ("blt", 0), ("dense", 0)]
+)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_a_shard_gets_its_slice(name, data) -> None:
-    size, base = 3000, TILE - 1500
+def test_a_shard_gets_its_slice(name, memory, data) -> None:
+    size, base, steps = 3000, TILE - 1500, (0, 1, 2, 3) if memory else (0, 1)
     whole = np.zeros(size, np.float32)
-    noise = CorrelatedNoise(MECHANISMS[name], KEY)
-    noise.add_([whole], 0, 1.0, offsets=[base])
-    noise.add_([whole], 1, 1.0, offsets=[base])
+    noise = CorrelatedNoise(MECHANISMS[name], KEY, memory=memory)
+    for step in steps:
+        noise.add_([whole], step, 1.0, offsets=[base])
     cuts = [0, *sorted(data.draw(st.sets(st.integers(1, size - 1), max_size=5))), size]
     parts = [np.zeros(b - a, np.float32) for a, b in itertools.pairwise(cuts)]
     order = data.draw(st.permutations(range(len(parts))))
-    shard = CorrelatedNoise(MECHANISMS[name], KEY)
-    for step in (0, 1):
+    shard = CorrelatedNoise(MECHANISMS[name], KEY, memory=memory)
+    for step in steps:
         shard.add_([parts[k] for k in order], step, 1.0, offsets=[base + cuts[k] for k in order])
     assert np.array_equal(np.concatenate(parts), whole)
 
@@ -194,12 +208,16 @@ def test_memory_buys_draws() -> None:
     costs = [scheme.step_cost(c, spec, 20) for c in chosen]
     assert costs == sorted(costs, reverse=True)
     assert {c.kind for c in scheme.candidates(16)} == {"regenerate", "lookahead", "ring"}
+    rings = [c for c in scheme.candidates(16) if c.kind == "ring"]
+    assert [(c.num_vectors, c.draws_per_step) for c in rings] == [(s, 16 - s) for s in range(1, 16)]
 
 
 def test_the_ring_is_taken_where_it_is_fastest() -> None:
     spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), 4))
-    assert scheme.choose(spec, 2, 20) == scheme.Scheme("lookahead", 2, 2.0, lookahead=3)
+    assert scheme.choose(spec, 1, 20) == scheme.Scheme("lookahead", 1, 2.5, lookahead=2)
+    assert scheme.choose(spec, 2, 20) == scheme.Scheme("ring", 2, 2.0)
     assert scheme.choose(spec, 3, 20) == scheme.Scheme("ring", 3, 1.0)
+    assert scheme.choose(spec, 9, 20) == scheme.Scheme("ring", 3, 1.0)
     assert scheme.choose(spec, 3, 20).state_bytes(10) == 120
 
 

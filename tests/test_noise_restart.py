@@ -23,11 +23,12 @@ series = cn.mechanisms.bsr(workload, 5).noising * cn.mechanisms.bisr(workload, 3
 poles = cn.mechanisms.Mechanism("poles", workload, series)
 noises = [
     CorrelatedNoise(cn.mechanisms.bisr(workload, 4), key),
+    CorrelatedNoise(cn.mechanisms.bisr(workload, 4), key, memory=1),
     CorrelatedNoise(cn.mechanisms.bisr(workload, 4), key, memory=2),
     CorrelatedNoise(poles, key, stream=1),
 ]
 checkpoint = os.path.join(folder, "checkpoint")
-step, weights, digests = 0, np.zeros((3, 2000), np.float32), []
+step, weights, digests = 0, np.zeros((len(noises), 2000), np.float32), []
 if os.path.exists(checkpoint):
     with open(checkpoint, "rb") as file:
         step, weights, digests, states = pickle.load(file)

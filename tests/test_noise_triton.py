@@ -30,7 +30,7 @@ from corrnoise.noise import (  # noqa: E402
     torch_targets,
     triton_kernel,
 )
-from corrnoise.noise.triton_backend import TritonBackend, Tuning  # noqa: E402
+from corrnoise.noise.triton_backend import POWERS, TritonBackend, Tuning  # noqa: E402
 
 DEVICE = "cuda:0" if CUDA else "cpu"
 KEY = Key.from_bytes(bytes(range(200, 232)))
@@ -65,12 +65,16 @@ def test_words_far_out(start) -> None:
     )
 
 
-@triton.jit
-def pairs_kernel(radius_words, angle_words, cos, sin, SIZE: tl.constexpr, FAST: tl.constexpr):
+@triton.jit(do_not_specialize=["one", "power24", "minus_power8"])
+def pairs_kernel(
+    radius_words, angle_words, cos, sin, one, power24, minus_power8,
+    SIZE: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
     at = tl.arange(0, SIZE)
+    powers = triton_kernel.load_powers(one, power24, minus_power8)
     r = tl.load(radius_words + at).to(tl.uint32, bitcast=True)
     a = tl.load(angle_words + at).to(tl.uint32, bitcast=True)
-    x, y = triton_kernel.normal_pair(r, a, FAST)
+    x, y = triton_kernel.normal_pair(r, a, -1.4142135623730951, powers, FAST)
     tl.store(cos + at, x)
     tl.store(sin + at, y)
 
@@ -89,7 +93,7 @@ def test_box_muller_keeps_its_accuracy_at_both_ends(fast) -> None:
     angle[0:40:4] = angle[0:40:4] & np.uint32(0xFFFFFF00)
     inputs = [torch.from_numpy(x.view(np.int32)).to(DEVICE) for x in (radius, angle)]
     cos, sin = (torch.empty(size, device=DEVICE) for _ in range(2))
-    pairs_kernel[(1,)](*inputs, cos, sin, SIZE=size, FAST=fast)
+    pairs_kernel[(1,)](*inputs, cos, sin, **POWERS, SIZE=size, FAST=fast)
     words = np.stack([radius.reshape(-1, 256), angle.reshape(-1, 256)], axis=1).reshape(-1)
     exact = normals.box_muller_exact(words).reshape(-1, 2, 256)
     found = np.stack([x.cpu().numpy().reshape(-1, 256) for x in (cos, sin)], axis=1)
@@ -130,14 +134,19 @@ def test_what_lies_around_a_tensor_is_left_alone() -> None:
     assert np.allclose(room[100:300].cpu().numpy(), stream.normals(0, 60, 260), atol=2e-6)
 
 
-def _noise(monkeypatch, mechanism, kind: str | None, m: int = 1) -> CorrelatedNoise:
-    """A CorrelatedNoise whose tensors on this device go to the Triton backend."""
+def _noise(monkeypatch, mechanism, kind: str | None, size: int = 1) -> CorrelatedNoise:
+    """A CorrelatedNoise whose tensors on this device go to the Triton backend.
+
+    ``size`` is what the scheme's name says of it: rows made at once, or vectors of a ring.
+    """
     noise = CorrelatedNoise(mechanism, KEY, rounds=8)
     if kind is not None:
         p = noise._filter.num_terms
         assert p is not None
-        found = [s for s in scheme.candidates(p) if s.kind == kind and s.lookahead == m]
-        noise.scheme = found[0]
+        of_kind = [s for s in scheme.candidates(p) if s.kind == kind]
+        (noise.scheme,) = (
+            s for s in of_kind if (s.num_vectors if kind == "ring" else s.lookahead) == size
+        )
         noise._forget(0)
     noise._backends[DEVICE] = backend(noise.stream)
     monkeypatch.setattr(torch_targets, "check", lambda grads: (DEVICE, [g.view(-1) for g in grads]))
@@ -148,18 +157,21 @@ CASES = {
     "regenerate": (cn.mechanisms.bisr(WORKLOAD, 3), "regenerate", 1),
     "lookahead-2": (cn.mechanisms.bisr(WORKLOAD, 3), "lookahead", 2),
     "lookahead-4": (cn.mechanisms.bisr(WORKLOAD, 3), "lookahead", 4),
-    "ring": (cn.mechanisms.bisr(WORKLOAD, 3), "ring", 1),
+    "ring-1": (cn.mechanisms.bisr(WORKLOAD, 4), "ring", 1),
+    "ring-2": (cn.mechanisms.bisr(WORKLOAD, 4), "ring", 2),
+    "ring-3": (cn.mechanisms.bisr(WORKLOAD, 4), "ring", 3),
     "bsr": (cn.mechanisms.bsr(WORKLOAD, 3), None, 1),
     "blt": (cn.mechanisms.blt(WORKLOAD, PART, num_buffers=2), None, 1),
     "dense": (cn.mechanisms.dense(WORKLOAD, PART), None, 1),
 }
-OFFSETS, SIZES = [1900], [(10, 30)]
+# Tiles of 2048: two that are cut, one that is whole.
+OFFSETS, SIZES = [1900], [(10, 250)]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_scheme_against_the_rows(case, monkeypatch) -> None:
     noise = _noise(monkeypatch, *CASES[case])
-    exact = noise.rows(1900, 2200)
+    exact = noise.rows(1900, 4400)
     saved = None
     for step in range(N):
         if step == 3:
@@ -235,13 +247,18 @@ for word in (0, 1, 16, 0x80000000):  # Triton specializes on some values of an i
 backend.add_lookahead(grads, layout, 48, [bisr.weights(48 + r) for r in range(3)], 0, 1.0, state)
 backend.add_stored(grads, layout, 0.5, state[0])
 backend.add_filtered(grads, layout, 50, bsr.sections(50), 1.0, state)
+for s in (1, 2):
+    backend.add_filtered(grads, layout, 50, bisr.window(s), 1.0, state, bisr.weights(50)[: -s - 1])
 backend.words(5, 0, 100)
 print({name: len(found) for name, found in made.items()})
 """
 
 
 def test_the_kernels_compile_for_hopper_without_one(tmp_path) -> None:
-    """Through Triton's own launch path, once for each kernel whatever key, step and count are."""
+    """Through Triton's own launch path, once for each kernel whatever key, step and count are.
+
+    A recursion and a ring are two kernels.
+    """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     script = tmp_path / "compile.py"
@@ -252,7 +269,7 @@ def test_the_kernels_compile_for_hopper_without_one(tmp_path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == (
         "{'add_weighted': 1, 'add_lookahead': 1, 'add_stored': 1, "
-        "'add_filtered': 1, 'write_words': 1}"
+        "'add_filtered': 2, 'write_words': 1}"
     )
 
 
@@ -289,3 +306,23 @@ def test_a_far_shard_is_its_slice() -> None:
         grad = torch.zeros(2000, device="cuda")
         noise.add_([grad], 50, 1.0, offsets=[offset])
         assert np.allclose(grad.cpu().numpy(), noise.row(50, offset, offset + 2000), atol=1e-5)
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_two_cuda_streams_share_no_table() -> None:
+    """Each waits long behind the other's back; a table that they shared would be written over."""
+    maker = backend()
+    layout, weights = ((0, 3000),), np.ones(1, np.float32)
+    grads = [torch.zeros(3000, device="cuda") for _ in range(2)]
+    queues = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    for step in range(3):
+        for queue, grad in zip(queues, grads, strict=True):
+            with torch.cuda.stream(queue):
+                torch.cuda._sleep(10_000_000)
+                maker.add_weighted([grad], layout, step, weights, 1.0)
+    torch.cuda.synchronize()
+    expected = sum(STREAM.normals(step, 0, 3000) for step in range(3))
+    for grad in grads:
+        assert np.allclose(grad.cpu().numpy(), expected, atol=1e-5)

@@ -51,7 +51,7 @@ def bench(
     from corrnoise import checks, workloads
     from corrnoise.accounting import calibrate
     from corrnoise.cli import terminal
-    from corrnoise.mechanisms import build, dp_sgd
+    from corrnoise.mechanisms import build
 
     checks.integer("num-parameters", num_parameters, 1)
     checks.number("seconds", seconds, 0.0)
@@ -68,7 +68,7 @@ def bench(
     devices = _devices(device)
     rows: list[dict[str, Any]] = []
     with terminal.progress("timing") as progress:
-        calibrate(dp_sgd(workload), part, epsilon=8.0, delta=1e-5)  # so that SciPy is there
+        calibrate(build("bisr", workload, part, 1), part, epsilon=8.0, delta=1e-5)  # loads SciPy
         plain = {where: _normals(where, num_parameters, seconds) for where in devices}
         for index, name in enumerate(names):
             size = {"dp_sgd": None, "dense": None, "blt": num_buffers}.get(name, num_bands)

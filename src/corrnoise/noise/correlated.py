@@ -162,8 +162,8 @@ class CorrelatedNoise:
         """Make ``step`` the next one of a recursion, with no saved state.
 
         The next ``add_`` replays the steps before it, at ``step`` draws for each index. The other
-        schemes take any step at any time: p draws to regenerate, at most p - 1 more for a ring,
-        at most p + m - 1 for lookahead.
+        schemes take any step at any time: p draws to regenerate, s more than at other steps for a
+        ring of s vectors, at most p + m - 1 for lookahead.
         """
         self._forget(self._check_step(step))
 
@@ -236,7 +236,8 @@ class CorrelatedNoise:
                     self._vectors[past % s] = 0.0
                 else:
                     backend.store_normals(targets.layout, past, self._vectors[past % s])
-        self._filtered(targets, step, self._filter.window, scale)
+        older = self._filter.weights(step)[: -s - 1]
+        self._filtered(targets, step, self._filter.window(s), scale, older)
 
     def _add_recursion(self, targets: Targets, step: int, scale: float) -> None:
         backend = self._backend(targets.device)
@@ -249,10 +250,12 @@ class CorrelatedNoise:
             self._replay = False
         self._filtered(targets, step, self._filter.sections(step), scale)
 
-    def _filtered(self, targets: Targets, step: int, sections: Any, scale: float) -> None:
+    def _filtered(
+        self, targets: Targets, step: int, sections: Any, scale: float, older: Normals | None = None
+    ) -> None:
         self._ready = None
         self._backend(targets.device).add_filtered(
-            targets.items, targets.layout, step, sections, scale, self._vectors
+            targets.items, targets.layout, step, sections, scale, self._vectors, older
         )
         self._ready = step + 1
 

@@ -157,22 +157,29 @@ class CpuBackend:
         sections: Sequence[Section],
         scale: float,
         state: Normals,
+        older: Normals | None = None,
     ) -> None:
         """Run z_step through the sections, move the state on, and add what comes out.
 
         Section values of step i lie in slot i mod s of the section's s state vectors. Without
-        targets the state alone moves on.
+        targets the state alone moves on. ``older`` is for one section, a ring of s past z: the
+        weights of the z before those, oldest first, which are made again.
         """
         starts = local_starts(layout)
+        begun = older is not None and older.size > 0
+        last = step - sections[0].num_past - 1  # the newest of the older z
 
         def work(room: Room, k: int, low: int, high: int) -> None:
             here = starts[k] + low - layout[k][0]
             part = state[:, here : here + high - low]
-            w, product, y, other = (row[: high - low] for row in room.rows)
+            y, w, product, other = (row[: high - low] for row in room.rows)
+            if older is not None and begun:
+                y = self._weighted(room, last, older, low, high)
             x = self._stream.fill(step, low, high, room.workspace)
             base = 0
             for section in sections:
-                _section(section, step, x, part[base : base + section.num_past], w, y, product)
+                past = part[base : base + section.num_past]
+                _section(section, step, x, past, w, y, product, begun)
                 base += section.num_past
                 x, y, other = y, other, y
             if targets is not None:
@@ -244,24 +251,37 @@ def _add(
 
 
 def _section(
-    section: Section, step: int, x: Normals, past: Normals, w: Normals, y: Normals, product: Normals
+    section: Section,
+    step: int,
+    x: Normals,
+    past: Normals,
+    w: Normals,
+    y: Normals,
+    product: Normals,
+    begun: bool,
 ) -> None:
-    """Run one section on x: y gets the output, and w takes the oldest slot of the past."""
+    """Run one section on x: y gets the output, and w takes the oldest slot of the past.
+
+    Where the output has ``begun``, it is added to what y holds.
+    """
     s = section.num_past
 
-    def total(coefs: Normals, lead: float, out: Normals) -> None:
-        for t, coef in enumerate(coefs):  # w_{step-s} lies where w_step will
-            np.multiply(past[(step + t) % s], coef, out=product if t else out)
-            if t:
+    def total(coefs: Normals, lead: float, out: Normals, begun: bool) -> None:
+        def add(value: Normals, coef: np.float32) -> None:
+            nonlocal begun
+            np.multiply(value, coef, out=product if begun else out)
+            if begun:
                 np.add(out, product, out=out)
-        np.multiply(x, np.float32(lead), out=product if coefs.size else out)
-        if coefs.size:
-            np.add(out, product, out=out)
+            begun = True
 
-    total(section.feedback if section.recursive else section.feedback[:0], section.gain, w)
+        for t, coef in enumerate(coefs):  # w_{step-s} lies where w_step will
+            add(past[(step + t) % s], coef)
+        add(x, np.float32(lead))
+
+    total(section.feedback if section.recursive else section.feedback[:0], section.gain, w, False)
     if section.passes:
         np.copyto(y, w)
     else:
-        total(section.output, section.direct, y)
+        total(section.output, section.direct, y, begun)
     if s:
         past[step % s] = w

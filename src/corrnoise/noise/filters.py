@@ -139,16 +139,16 @@ class Filter:
                 strategy[step] /= np.float32(section.gain)
             strategy.flags.writeable = False
             return replace(self.mechanism, strategy=strategy)
-        sections = self.window if self.num_terms else self._constant_sections
+        p = self.num_terms
+        sections = self._constant_sections if p is None else self.window(p - 1)
         numerators, denominators = zip(*map(_series, sections), strict=True)
         series = Rational.of(_unless_one(numerators), _unless_one(denominators))
         return replace(self.mechanism, noising=series)
 
-    @cached_property
-    def window(self) -> tuple[Section, ...]:
-        """A banded C⁻¹ as a section whose past values are z itself: the ring buffer."""
+    def window(self, num_past: int) -> tuple[Section, ...]:
+        """The newest terms of a banded C⁻¹ as a section whose past values are z: a ring buffer."""
         assert isinstance(self.mechanism, Mechanism)
-        return _sections(Rational((self.mechanism.noising_coef[: self.num_terms],), ()))
+        return _sections(Rational((self.mechanism.noising_coef[: num_past + 1],), ()))
 
 
 def _sections(series: Rational) -> tuple[Section, ...]:

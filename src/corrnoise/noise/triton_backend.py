@@ -4,6 +4,8 @@
 A list of tensors of one dtype takes one launch, whatever its length: each program looks up its
 tensor, so the launch cost does not grow with the number of tensors. The map from programs to
 tensors depends on sizes and offsets alone and is kept; addresses are sent again when they change.
+What is kept belongs to one CUDA stream: its copies and kernels run in order, so that no kernel
+reads a table before it has come, or after it has been written over.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _TYPES = {
     torch.int32: tl.uint32,
 }
 _NEAR = 1 << 36  # below this index state word 13 is 0
-_KEPT = 8  # tables and coefficients kept on the device
+# Factors as arguments: the compiler would turn products by constants into shifts.
+POWERS = {"one": 1, "power24": 1 << 24, "minus_power8": -(1 << 8)}
+_KEPT = 16  # tables and coefficients kept on the device
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class TritonBackend:
         self._stream = stream
         self._groups: OrderedDict[Any, list[_Group]] = OrderedDict()
         self._addresses: dict[int, tuple[int, ...]] = {}
-        self._constants: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+        self._constants: OrderedDict[Any, torch.Tensor] = OrderedDict()
 
     def zeros(self, rows: int, size: int) -> torch.Tensor:
         """State vectors."""
@@ -143,8 +147,12 @@ class TritonBackend:
         sections: Sequence[Section],
         scale: float,
         state: torch.Tensor,
+        older: Normals | None = None,
     ) -> None:
-        """Run z_step through the sections, move the state on, and add what comes out."""
+        """Run z_step through the sections, move the state on, and add what comes out.
+
+        The weights ``older`` are for what lies before the past of one section; see ``CpuBackend``.
+        """
         coefs, shapes, vectors = list[np.ndarray](), list[int](), 0
         for section in sections:
             s = section.num_past
@@ -153,12 +161,16 @@ class TritonBackend:
             coefs += [lead, section.feedback, section.output]
             vectors += s
         numbers = self._constant(np.concatenate(coefs))
+        weights = np.zeros(1 if older is None else older.size + 1, dtype=np.float32)
+        weights[:-1] = () if older is None else older
         places = self._constant(np.array(shapes, dtype=np.int32))
         parts = state[0].split([size for _, size in layout]) if targets is None else targets
         for group in self._prepare(parts, layout):
             self._launch(
-                programs.add_filtered, group, coefs=numbers, shapes=places, scale=scale,
+                programs.add_filtered, group, coefs=numbers, shapes=places,
+                weights=self._constant(weights), count=weights.size - 1, scale=scale,
                 state=state, stride=state.shape[1], SECTIONS=len(sections),
+                RECURSIVE=any(section.recursive for section in sections),
                 WRITE=targets is not None, DTYPE=group.dtype, **self._draw(step, group.far),
             )  # fmt: skip
 
@@ -177,6 +189,7 @@ class TritonBackend:
             **{f"k{i}": word for i, word in enumerate(words)},
             "step": _signed(step),
             "stream_id": _signed(self._stream.stream),
+            **POWERS,
             "BLOCK": self.tuning.block,
             "FAR": far,
             "ROUNDS": self._stream.rounds,
@@ -193,7 +206,7 @@ class TritonBackend:
     def _prepare(self, targets: Sequence[torch.Tensor], layout: Layout) -> list[_Group]:
         """One group per dtype, with the tensors' present addresses."""
         dtypes = tuple(tensor.dtype for tensor in targets)
-        name = (layout, dtypes, self.tuning.block)
+        name = (layout, dtypes, self.tuning.block, self._queue())
         if name not in self._groups:
             self._groups[name] = [
                 self._group(layout, tuple(k for k, d in enumerate(dtypes) if d == dtype), dtype)
@@ -231,13 +244,18 @@ class TritonBackend:
 
     def _constant(self, array: np.ndarray) -> torch.Tensor:
         """The array on the device; the last few are kept."""
-        name = array.tobytes() + array.dtype.char.encode()
+        name = (array.tobytes(), array.dtype.char, self._queue())
         if name not in self._constants:
             self._constants[name] = self._send(np.array(array).reshape(-1))
             if len(self._constants) > _KEPT:
                 self._constants.popitem(last=False)
         self._constants.move_to_end(name)
         return self._constants[name]
+
+    def _queue(self) -> int:
+        """The CUDA stream that the work goes to."""
+        on_cuda = self._device.type == "cuda"
+        return torch.cuda.current_stream(self._device).cuda_stream if on_cuda else 0
 
     def _send(self, array: np.ndarray) -> torch.Tensor:
         """Copy to the device from pinned memory, so that the host does not wait for the queue."""

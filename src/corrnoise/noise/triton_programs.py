@@ -13,46 +13,55 @@ from corrnoise.noise.triton_kernel import (
     chacha_block,
     load16,
     load_key,
+    load_powers,
     locate,
     normals,
+    plus16,
     store16,
     zeros16,
 )
 
 # Values that change from call to call, and the key: none of them may shape the compiled code.
-OPEN = [*(f"k{i}" for i in range(8)), "step", "stream_id", "count", "scale"]
+OPEN = [
+    *(f"k{i}" for i in range(8)), "step", "stream_id", "count", "scale",
+    "one", "power24", "minus_power8",
+]  # fmt: skip
 
 
 @triton.jit
-def block_words(key, counter, word13, step, stream_id, ROUNDS: tl.constexpr):
+def block_words(key, counter, word13, step, stream_id, powers, ROUNDS: tl.constexpr):
     """The 16 words of each lane at a step."""
     tail = counter, word13, step.to(tl.uint32, bitcast=True), stream_id.to(tl.uint32, bitcast=True)
-    return chacha_block(key, tail, ROUNDS)
+    return chacha_block(key, tail, powers, ROUNDS)
 
 
 @triton.jit
 def draw(
-    key, counter, word13, step, stream_id,
+    weight, key, counter, word13, step, stream_id, powers,
     ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """The 16 normals of each lane at a step."""
-    words = block_words(key, counter, word13, step, stream_id, ROUNDS)
-    return normals(words, FAST)
+    """The 16 normals of each lane at a step, times a weight."""
+    words = block_words(key, counter, word13, step, stream_id, powers, ROUNDS)
+    return normals(words, weight, powers, FAST)
 
 
 @triton.jit(do_not_specialize=OPEN)
 def add_weighted(
     table, owners, weights, count, scale, step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
+    one, power24, minus_power8,
     DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Gradient += scale·Σ_t weights[t]·z[step + t] for t < count: one read, one write."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
+    powers = load_powers(one, power24, minus_power8)
     noise = zeros16(BLOCK)
-    for t in range(count):
-        z = draw(key, counter, word13, step + t, stream_id, ROUNDS, FAST)
-        noise = axpy(tl.load(weights + t) * scale, z, noise)
+    for _ in range(count):
+        weight = tl.load(weights) * scale
+        z = draw(weight, key, counter, word13, step, stream_id, powers, ROUNDS, FAST)
+        noise = plus16(z, noise)
+        weights, step = weights + 1, step + 1
     add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
 
 
@@ -60,17 +69,19 @@ def add_weighted(
 def add_lookahead(
     table, owners, weights, count, scale, use, state, stride,
     step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
+    one, power24, minus_power8,
     ROWS: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Rows Σ_t weights[t, r]·z[step + t], r < ROWS: row ``use`` is added, rows 1, … are stored."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
+    powers = load_powers(one, power24, minus_power8)
     sums = ()
     for _r in tl.static_range(ROWS):
         sums = sums + (zeros16(BLOCK),)
     for t in range(count):
-        z = draw(key, counter, word13, step + t, stream_id, ROUNDS, FAST)
+        z = draw(1.0, key, counter, word13, step + t, stream_id, powers, ROUNDS, FAST)
         new = ()
         for r in tl.static_range(ROWS):
             new = new + (axpy(tl.load(weights + t * ROWS + r), z, sums[r]),)
@@ -95,49 +106,81 @@ def add_stored(table, owners, vector, scale, DTYPE: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit(do_not_specialize=[*OPEN, "stride"])
 def add_filtered(
-    table, owners, coefs, shapes, scale, state, stride,
+    table, owners, coefs, shapes, weights, count, scale, state, stride,
     step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
-    SECTIONS: tl.constexpr, WRITE: tl.constexpr, DTYPE: tl.constexpr,
+    one, power24, minus_power8,
+    SECTIONS: tl.constexpr, RECURSIVE: tl.constexpr, WRITE: tl.constexpr, DTYPE: tl.constexpr,
     BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """z[step] through the sections of ``filters``; the state moves on, the output is added.
 
     ``shapes`` has (s, slot, first state vector, first coefficient) of each section, with
-    slot = step mod s; its coefficients are gain, direct, s of feedback, s of output.
+    slot = step mod s; its coefficients are gain, direct, s of feedback, s of output. ``weights``
+    has one for each of ``count`` z before the past of the first section, which are made again, and
+    then a 0, for z[step] itself. Unless RECURSIVE, all feedback is 0.
     """
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    x = draw(key, counter, word13, step, stream_id, ROUNDS, FAST)
+    powers = load_powers(one, power24, minus_power8)
+    x, before = zeros16(BLOCK), zeros16(BLOCK)
+    oldest = step - tl.load(shapes) - count
+    for t in range(count + 1):
+        at = tl.where(t == count, step, oldest + t)
+        x = draw(1.0, key, counter, word13, at, stream_id, powers, ROUNDS, FAST)
+        before = axpy(tl.load(weights + t), x, before)
     here = state + tl.load(row + 4) + start
+    pointer = tl.load(row).to(tl.pointer_type(DTYPE)) + start
+    if (low == 0) & (high == 16 * BLOCK):
+        run_sections(
+            pointer, here, x, before, coefs, shapes, scale, stride, low, high,
+            SECTIONS, RECURSIVE, WRITE, BLOCK, True,
+        )  # fmt: skip
+    else:
+        run_sections(
+            pointer, here, x, before, coefs, shapes, scale, stride, low, high,
+            SECTIONS, RECURSIVE, WRITE, BLOCK, False,
+        )  # fmt: skip
+
+
+@triton.jit
+def run_sections(
+    pointer, here, x, before, coefs, shapes, scale, stride, low, high,
+    SECTIONS: tl.constexpr, RECURSIVE: tl.constexpr, WRITE: tl.constexpr,
+    BLOCK: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """What ``add_filtered`` does with memory; the first section's output begins at ``before``."""
     for k in tl.static_range(SECTIONS):
         s, slot = tl.load(shapes + 4 * k), tl.load(shapes + 4 * k + 1)
         past = here + tl.load(shapes + 4 * k + 2).to(tl.int64) * stride
         coef = coefs + tl.load(shapes + 4 * k + 3)
-        w, y = zeros16(BLOCK), zeros16(BLOCK)
+        w, y = zeros16(BLOCK), before if k == 0 else zeros16(BLOCK)
         for t in range(s):
             at = slot + t
             at = tl.where(at >= s, at - s, at)
-            v = load16(past + at.to(tl.int64) * stride, low, high, BLOCK, False)
-            w = axpy(tl.load(coef + 2 + t), v, w)
+            v = load16(past + at.to(tl.int64) * stride, low, high, BLOCK, WHOLE)
+            if RECURSIVE:
+                w = axpy(tl.load(coef + 2 + t), v, w)
             y = axpy(tl.load(coef + 2 + s + t), v, y)
         w = axpy(tl.load(coef), x, w)
         x = axpy(tl.load(coef + 1), x, y)
         if s > 0:
-            store16(past + slot.to(tl.int64) * stride, w, low, high, BLOCK, False)
+            store16(past + slot.to(tl.int64) * stride, w, low, high, BLOCK, WHOLE)
     if WRITE:
-        noise = axpy(scale, x, zeros16(BLOCK))
-        add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+        sums = axpy(scale, x, load16(pointer, low, high, BLOCK, WHOLE))
+        store16(pointer, sums, low, high, BLOCK, WHOLE)
 
 
 @triton.jit(do_not_specialize=OPEN)
 def write_words(
     table, owners, step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
+    one, power24, minus_power8,
     BLOCK: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """The words themselves into int32 tensors: for tests against the specification."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, True)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    words = block_words(key, counter, word13, step, stream_id, ROUNDS)
+    powers = load_powers(one, power24, minus_power8)
+    words = block_words(key, counter, word13, step, stream_id, powers, ROUNDS)
     pointer = tl.load(row).to(tl.pointer_type(tl.uint32)) + start
     store16(pointer, words, low, high, BLOCK, False)

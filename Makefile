@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 
-.PHONY: demo test lint types contracts unit format bench table digits clean
+.PHONY: demo test lint types contracts unit format docs docs-plots bench table digits clean
 
 # Plan, train on handwritten digits with BISR and with DP-SGD at the same budget, and report.
 demo: $(DEMO)
@@ -38,6 +38,12 @@ contracts: $(READY)
 
 unit: $(READY)
 	$(BIN)/python -m pytest
+
+docs: $(READY)  ## the documentation, in build/site; the tests build it too
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-plots: $(READY)  ## the plots of the documentation, in docs/assets
+	$(BIN)/python docs/plots.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

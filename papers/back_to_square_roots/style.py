@@ -36,7 +36,7 @@ _LEADS = (
     (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0),
     (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 7.0, 8.0, 9.0),
 )
-_RC = {
+LOOK = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "axes.titlesize": 9.5,
@@ -81,7 +81,7 @@ def sheet(
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_RC):
+    with mpl.rc_context(LOOK):
         figure = Figure(figsize=size, layout="constrained")
         yield figure, figure.subplots(rows, columns, squeeze=False, height_ratios=heights)
         folder.mkdir(parents=True, exist_ok=True)

@@ -370,3 +370,19 @@ def test_weights_of_the_first_step_are_normal():
     train(wrapped, optimizer, batches, steps=1, criterion=lambda out, y: (out * 0.0).mean())
     moved = (weights(net) - before).numpy() * 4
     assert stats.kstest(moved, "norm").pvalue > 1e-6
+
+
+def test_memory_and_rounds_of_the_engine_reach_the_noise():
+    for options in ({}, {"target_epsilon": 4.0, "target_delta": 1e-3, "epochs": 3}):
+        engine = PrivacyEngine(key=KEY, memory=3, rounds=12)
+        private(engine, **{"sampling": "fixed", **options})
+        assert (engine.plan.memory, engine.plan.rounds) == (3, 12)
+        assert engine._run.noise.scheme.kind == "ring"
+        assert "ChaCha12" in engine.statement().to_text()
+
+
+def test_a_batch_may_be_larger_than_the_dataset():
+    engine = PrivacyEngine(key=KEY)
+    net, optimizer, batches = private(engine, data_loader=loader(20, 64))
+    train(net, optimizer, batches, steps=3)
+    assert engine.plan.batch_size == 20

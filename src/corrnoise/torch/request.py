@@ -72,7 +72,7 @@ class Request:
             sampling=self._sampling(mechanism.name),
             progress=self.progress,
         )
-        return Plan(num_examples=self.num_examples, batch_size=self.batch_size, calibration=found)
+        return self._plan(found)
 
     def with_epsilon(self, epsilon: float, delta: float) -> Plan:
         """The plan of a run that spends (ε, δ)."""
@@ -88,7 +88,7 @@ class Request:
             sampling=self._sampling(mechanism.name),
             progress=self.progress,
         )
-        return Plan(num_examples=self.num_examples, batch_size=self.batch_size, calibration=found)
+        return self._plan(found)
 
     def _plan(self, calibration: Calibration) -> Plan:
         return Plan(
@@ -152,7 +152,7 @@ class Request:
             )
         return best_plan(
             num_examples=self.num_examples,
-            batch_size=self.batch_size,
+            batch_size=min(self.batch_size, self.num_examples),
             steps=part.num_steps,
             epsilon=epsilon,
             delta=delta,

@@ -2,8 +2,9 @@ import os
 import sys
 from pathlib import Path
 
-# The tests run one worker per core; BLAS threads on top would only wait for each other.
+# The tests run one worker per core; threads on top would only wait for each other.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
 

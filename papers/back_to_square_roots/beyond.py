@@ -16,7 +16,7 @@ import corrnoise as cn
 from corrnoise.noise.filters import Filter
 
 from . import markdown, noise_table, style
-from .cifar10 import BATCH_SIZE, CLIP_NORM, NUM_EXAMPLES, NUM_SEEDS, REDUCED, device_name
+from .cifar10 import BATCH_SIZE, CLIP_NORM, NUM_EXAMPLES, NUM_SEEDS, REDUCED, SMOKE, device_name
 from .jobs import Job, cached_plan, cuda, run_all
 from .progress import Progress
 from .record import SEED
@@ -87,8 +87,8 @@ def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
     gpu = cuda() and not smoke
     device = "cuda" if gpu else "cpu"
     size = {"num_examples": NUM_EXAMPLES, "batch_size": BATCH_SIZE, "epochs": noise_table.EPOCHS}
-    size = size if gpu else REDUCED
-    held = HELD_OUT if gpu else 400
+    size = size if gpu else SMOKE if smoke else REDUCED
+    held = HELD_OUT if gpu else size["num_examples"] // 10
     inside = {**size, "num_examples": size["num_examples"] - held}
     cases = grid(not gpu)
     plans = {name: plan_of(name, **inside) for name in dict.fromkeys(case[0] for case in cases)}

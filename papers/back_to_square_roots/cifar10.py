@@ -29,8 +29,9 @@ PRINTED = {
     "fixed": (39.0, 45.2, 56.2, 45.8, 57.9),
 }
 NAMES = {"balls-in-bins": "amplified", "fixed": "not amplified"}
-# What a machine without a GPU does instead.
+# What a machine without a GPU does instead, and what a test does.
 REDUCED = {"num_examples": 2_000, "batch_size": 100, "epochs": 1}
+SMOKE = {"num_examples": 180, "batch_size": 9, "epochs": 1}
 
 
 def plan_of(
@@ -64,7 +65,7 @@ def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
     """Train every method with three seeds; on a CPU, a small part of it."""
     gpu = cuda() and not smoke
     size = {"num_examples": NUM_EXAMPLES, "batch_size": BATCH_SIZE, "epochs": noise_table.EPOCHS}
-    size = size if gpu else REDUCED
+    size = size if gpu else SMOKE if smoke else REDUCED
     seeds = range(NUM_SEEDS) if gpu else range(1)
     methods = noise_table.COMPARED if gpu else ("dp_sgd", "bisr")
     samplings = noise_table.SAMPLINGS if gpu else ("fixed",)

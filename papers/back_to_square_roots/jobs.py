@@ -87,9 +87,10 @@ def train(job: Job, device: str) -> dict[str, Any]:
 
     from corrnoise.torch import datasets, training
 
-    torch.set_num_threads(2)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
+    if device == "cuda":
+        torch.set_num_threads(2)  # several runs share the processors too
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
     if "cifar10" not in _DATA:
         _DATA["cifar10"] = datasets.load("cifar10", path=data_path())
     data = _DATA["cifar10"]

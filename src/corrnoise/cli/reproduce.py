@@ -31,7 +31,7 @@ def reproduce(
 
     \b
     Examples:
-      corrnoise reproduce --list
+      corrnoise reproduce --list --json
       corrnoise reproduce fig-convergence --smoke --out reproduced
     """
     from importlib import import_module

@@ -386,3 +386,12 @@ def test_a_batch_may_be_larger_than_the_dataset():
     net, optimizer, batches = private(engine, data_loader=loader(20, 64))
     train(net, optimizer, batches, steps=3)
     assert engine.plan.batch_size == 20
+
+
+def test_the_normaliser_survives_rounding():
+    assert int(49 * (1 / 49)) == 0  # what Opacus would divide by
+    engine = PrivacyEngine(key=KEY)
+    net, optimizer, batches = private(engine, data_loader=loader(49, 1))
+    assert optimizer.expected_batch_size == 1
+    train(net, optimizer, batches, steps=2)
+    assert torch.isfinite(weights(net)).all()

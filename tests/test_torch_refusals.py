@@ -164,6 +164,16 @@ def test_a_schedule_is_refused_before_anything_is_released(name, value, message)
     assert torch.equal(before, weights(net))
 
 
+def test_clip_norms_of_layers_cannot_change():
+    clips = [0.2, 0.3, 0.4, 0.1]
+    _, net, optimizer, batches = started(max_grad_norm=clips, clipping="per_layer")
+    train(net, optimizer, batches, steps=1)
+    batch = next(iter(batches))
+    optimizer.max_grad_norms[0] = 5.0
+    with pytest.raises(ValueError, match="one clip norm for each layer"):
+        one_step(net, optimizer, batch)
+
+
 def test_real_schedulers_of_opacus_are_refused():
     from opacus.schedulers import ExponentialGradClip, ExponentialNoise
 

@@ -31,7 +31,7 @@ body{margin:0;background:var(--ground);color:var(--ink);
 a{color:var(--s0)}
 :focus-visible{outline:2px solid var(--s0);outline-offset:2px;border-radius:3px}
 h1,h2,h3{line-height:1.2;letter-spacing:-.015em;text-wrap:balance}
-h1{font-size:clamp(1.8rem,1.2rem + 2.6vw,2.8rem);margin:.3rem 0 .8rem;font-weight:680;
+h1{font-size:clamp(1.5rem,.85rem + 3.1vw,2.8rem);margin:.3rem 0 .8rem;font-weight:680;
  overflow-wrap:anywhere}
 h2{font-size:1.45rem;margin:0 0 .5rem;font-weight:650}
 h3{font-size:1rem;margin:0 0 .2rem;font-weight:650}

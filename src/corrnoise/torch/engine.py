@@ -220,6 +220,10 @@ class PrivacyEngine:
         wrapped, private = found[0], found[1]
         wrapped.forbid_grad_accumulation()
         private.attach_step_hook(lambda _: None)  # the release counts, not Opacus's accountant
+        # Opacus computes this as int(N·(1/b)), which rounding can make one less, and 0.
+        private.expected_batch_size = (
+            plan.num_examples // plan.participation.min_sep / processes.world_size
+        )
         noise = None
         if noise_generator is None:
             noise = CorrelatedNoise(plan.mechanism, key, memory=plan.memory, rounds=plan.rounds)

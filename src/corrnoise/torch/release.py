@@ -35,6 +35,7 @@ class Settings:
 
     noise_multiplier: float
     max_grad_norm: float
+    max_grad_norms: tuple[float, ...]
     expected_batch_size: float
     loss_reduction: str
 
@@ -42,6 +43,7 @@ class Settings:
 _REASONS = {
     "noise_multiplier": "the plan has one noise level: drop the noise scheduler",
     "max_grad_norm": "the plan has one clip norm: drop the clip scheduler or adaptive clipping",
+    "max_grad_norms": "the plan has one clip norm for each layer",
     "expected_batch_size": "the normaliser must not depend on the batch",
     "loss_reduction": "it belongs to the normaliser",
 }
@@ -61,7 +63,6 @@ class Release:
         sampler: the run's batches.
         ledger: of this process.
         key: for the digests of the ledger.
-        start: the first step.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ def _settings(optimizer: Any) -> Settings:
     return Settings(
         optimizer.noise_multiplier,
         optimizer.max_grad_norm,
+        tuple(getattr(optimizer, "max_grad_norms", ())),
         optimizer.expected_batch_size,
         optimizer.loss_reduction,
     )

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,6 +221,29 @@ def test_the_ring_is_taken_where_it_is_fastest() -> None:
     assert scheme.choose(spec, 3, 20) == scheme.Scheme("ring", 3, 1.0)
     assert scheme.choose(spec, 9, 20) == scheme.Scheme("ring", 3, 1.0)
     assert scheme.choose(spec, 3, 20).state_bytes(10) == 120
+
+
+def test_the_model_of_time_orders_schemes_as_they_were_measured() -> None:
+    """Every pair of schemes for the same bands and rounds that differ by 2 % or more."""
+    page = (Path(__file__).parents[1] / "benchmarks" / "noise-h200.md").read_text(encoding="utf-8")
+    line = re.compile(
+        r"^(chacha20|lookahead|ring) p=(4|16)(?:, (\d) vectors)? +(\d+\.\d+) ms", re.MULTILINE
+    )
+    for p, count in (("4", 6), ("16", 4)):
+        spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), int(p)))
+        measured = {
+            ("regenerate" if kind == "chacha20" else kind, int(vectors or 0)): float(time)
+            for kind, bands, vectors, time in line.findall(page)
+            if bands == p
+        }
+        assert len(measured) == count
+        model = {
+            (s.kind, s.num_vectors): scheme.step_cost(s, spec, 20)
+            for s in scheme.candidates(int(p))
+        }
+        for a, b in itertools.permutations(measured, 2):
+            if measured[a] < 0.98 * measured[b]:
+                assert model[a] < model[b], (a, b)
 
 
 def test_recursions_say_what_they_keep() -> None:

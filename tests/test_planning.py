@@ -166,7 +166,8 @@ def test_memory_decides_what_can_be_chosen():
 def test_cost_is_relative_to_independent_noise():
     alternatives = {a.label: a for a in planned("fixed").alternatives}
     assert alternatives["dp_sgd"].step_cost == 1
-    assert alternatives["bisr p=4"].step_cost == pytest.approx(4)
+    # Four draws and one pass over the gradient, against one draw and the same pass.
+    assert 3.5 < alternatives["bisr p=4"].step_cost < 4
     assert alternatives["band_mf p=12"].step_cost > alternatives["blt d=2"].step_cost > 1
 
 

@@ -33,8 +33,6 @@ _TYPES = {
     torch.int32: tl.uint32,
 }
 _NEAR = 1 << 36  # below this index state word 13 is 0
-# Factors as arguments: the compiler would turn products by constants into shifts.
-POWERS = {"one": 1, "power24": 1 << 24, "minus_power8": -(1 << 8)}
 _KEPT = 16  # tables and coefficients kept on the device
 
 
@@ -189,7 +187,6 @@ class TritonBackend:
             **{f"k{i}": word for i, word in enumerate(words)},
             "step": _signed(step),
             "stream_id": _signed(self._stream.stream),
-            **POWERS,
             "BLOCK": self.tuning.block,
             "FAR": far,
             "ROUNDS": self._stream.rounds,

@@ -8,28 +8,21 @@ written in whole lines, once, with no exchange between threads. Words and normal
 of 16 tensors. ``chacha.py`` and ``normals.py`` are the specification: the words must be equal bit
 for bit, the normals to a few units of the last place.
 
-What the compiler makes of it decides the speed: rotations and exclusive ors go to the integer
-pipe, which is the bottleneck (40 of its operations an index for ChaCha20; rotating by a product on
-the other pipe was tried, and is slower). Everything else is kept off it: additions, shifts and
-masks are products by ``powers``, arguments whose values the compiler does not know, and an integer
-is read as a tiny float and not converted. Three of the four columns of the first round are the
-same for all indices and run on the uniform datapath; the fourth does not depend on the step and is
-hoisted out of the loop over steps.
+Rotations and exclusive ors go to the integer pipe, which is the bottleneck: 40 of its operations an
+index for ChaCha20. An integer is read as a tiny float and not converted. Three of the four columns
+of the first round are the same for all indices and run on the uniform datapath; the fourth does not
+depend on the step and is hoisted out of the loop over steps. The compiler unrolls all rounds.
+
+Tried on an H200 and not taken, for four draws (``benchmarks/noise-h200.md``): products in place of
+additions, shifts and masks relieve the integer pipe and still cost 1 % for one kind, 9 % for all; a
+loop over the rounds costs 4 %; one term less in the polynomial saves 0.2 %, and the error is 1.6
+times as large.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-# Switches of the measuring run; each moves work from the integer pipe to the multiply-add pipe.
-SATURATE = tl.constexpr(False)  # (a) the two logarithms are joined by saturation, not by a select
-ANGLE_PRODUCT = tl.constexpr(False)  # (b) the angle is the high half of a product
-LOW_PRODUCT = tl.constexpr(False)  # (c) the radius's low bits are a product
-SUM_PRODUCT = tl.constexpr(False)  # (d) additions with a scalar in ChaCha are products by 1
-UNROLL = tl.constexpr(1)  # double rounds of ChaCha in one turn of the loop: 1, 3 or 9
-SHORT = tl.constexpr(False)  # (s) the polynomial has one term less: an error of 1.0e-6
-ALL_PRODUCT = tl.constexpr(False)  # (e) all additions in ChaCha are products by 1
 
 # A tensor's row in the table: address, flat offset, size, first program, first state element.
 TABLE_COLUMNS = tl.constexpr(5)
@@ -41,75 +34,61 @@ def rotate(x, LEFT: tl.constexpr):
 
 
 @triton.jit
-def plus(x, y, one):
-    """The sum, on the multiply-add pipe if ``one`` is a value that the compiler does not know."""
-    if isinstance(one, tl.constexpr) or (len(x.shape) == 0 and len(y.shape) == 0):
-        total = x + y  # of scalars: the uniform datapath
-    elif len(x.shape) == 0:
-        total = y * one + x
-    else:
-        total = x * one + y
-    return total
-
-
-@triton.jit
-def quarter(a, b, c, d, one):
+def quarter(a, b, c, d):
     """The quarter round."""
-    a = plus(a, b, one)
+    a += b
     d = rotate(d ^ a, 16)
-    c = plus(d, c, one)
+    c += d
     b = rotate(b ^ c, 12)
-    a = plus(b, a, one)
+    a += b
     d = rotate(d ^ a, 8)
-    c = plus(d, c, one)
+    c += d
     b = rotate(b ^ c, 7)
     return a, b, c, d
 
 
 @triton.jit
-def chacha_block(key, tail, powers, ROUNDS: tl.constexpr):
+def chacha_block(key, tail, ROUNDS: tl.constexpr):
     """The 16 words of each lane's block; ``key`` and ``tail`` are words 4 to 11 and 12 to 15."""
     s0 = tl.full((), 0x61707865, tl.uint32)
     s1 = tl.full((), 0x3320646E, tl.uint32)
     s2 = tl.full((), 0x79622D32, tl.uint32)
     s3 = tl.full((), 0x6B206574, tl.uint32)
-    last = powers[0] if SUM_PRODUCT else tl.constexpr(1)
-    every = powers[0] if ALL_PRODUCT else tl.constexpr(1)
     # The first column round on scalars wherever the counter has not come in.
-    x0, x4, x8, x12 = quarter(s0, key[0], key[4], tail[0], 1)
-    x1, x5, x9, x13 = quarter(s1, key[1], key[5], tail[1], 1)
-    x2, x6, x10, x14 = quarter(s2, key[2], key[6], tail[2], 1)
-    x3, x7, x11, x15 = quarter(s3, key[3], key[7], tail[3], 1)
-    x0, x5, x10, x15 = quarter(x0, x5, x10, x15, last)
-    x1, x6, x11, x12 = quarter(x1, x6, x11, x12, last)
-    x2, x7, x8, x13 = quarter(x2, x7, x8, x13, last)
-    x3, x4, x9, x14 = quarter(x3, x4, x9, x14, last)
-    for _ in tl.range(ROUNDS // 2 - 1, loop_unroll_factor=UNROLL):
-        x0, x4, x8, x12 = quarter(x0, x4, x8, x12, every)
-        x1, x5, x9, x13 = quarter(x1, x5, x9, x13, every)
-        x2, x6, x10, x14 = quarter(x2, x6, x10, x14, every)
-        x3, x7, x11, x15 = quarter(x3, x7, x11, x15, every)
-        x0, x5, x10, x15 = quarter(x0, x5, x10, x15, every)
-        x1, x6, x11, x12 = quarter(x1, x6, x11, x12, every)
-        x2, x7, x8, x13 = quarter(x2, x7, x8, x13, every)
-        x3, x4, x9, x14 = quarter(x3, x4, x9, x14, every)
+    x0, x4, x8, x12 = quarter(s0, key[0], key[4], tail[0])
+    x1, x5, x9, x13 = quarter(s1, key[1], key[5], tail[1])
+    x2, x6, x10, x14 = quarter(s2, key[2], key[6], tail[2])
+    x3, x7, x11, x15 = quarter(s3, key[3], key[7], tail[3])
+    x0, x5, x10, x15 = quarter(x0, x5, x10, x15)
+    x1, x6, x11, x12 = quarter(x1, x6, x11, x12)
+    x2, x7, x8, x13 = quarter(x2, x7, x8, x13)
+    x3, x4, x9, x14 = quarter(x3, x4, x9, x14)
+    for _ in range(ROUNDS // 2 - 1):
+        x0, x4, x8, x12 = quarter(x0, x4, x8, x12)
+        x1, x5, x9, x13 = quarter(x1, x5, x9, x13)
+        x2, x6, x10, x14 = quarter(x2, x6, x10, x14)
+        x3, x7, x11, x15 = quarter(x3, x7, x11, x15)
+        x0, x5, x10, x15 = quarter(x0, x5, x10, x15)
+        x1, x6, x11, x12 = quarter(x1, x6, x11, x12)
+        x2, x7, x8, x13 = quarter(x2, x7, x8, x13)
+        x3, x4, x9, x14 = quarter(x3, x4, x9, x14)
     return (
-        plus(x0, s0, last),
-        plus(x1, s1, last),
-        plus(x2, s2, last),
-        plus(x3, s3, last),
-        x4 + key[0],  # rotation and addition are one instruction
+        x0 + s0,
+        x1 + s1,
+        x2 + s2,
+        x3 + s3,
+        x4 + key[0],
         x5 + key[1],
         x6 + key[2],
         x7 + key[3],
-        plus(x8, key[4], last),
-        plus(x9, key[5], last),
-        plus(x10, key[6], last),
-        plus(x11, key[7], last),
-        plus(x12, tail[0], last),
-        plus(x13, tail[1], last),
-        plus(x14, tail[2], last),
-        plus(x15, tail[3], last),
+        x8 + key[4],
+        x9 + key[5],
+        x10 + key[6],
+        x11 + key[7],
+        x12 + tail[0],
+        x13 + tail[1],
+        x14 + tail[2],
+        x15 + tail[3],
     )
 
 
@@ -119,54 +98,31 @@ def unary(ASM: tl.constexpr, x):
 
 
 @triton.jit
-def times_saturated(x, y):
-    """x·y cut to [0, 1]; a NaN becomes 0."""
-    return tl.inline_asm_elementwise(
-        "mul.sat.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1
-    )
-
-
-@triton.jit
-def normal_pair(radius_word, angle_word, weight, powers, FAST: tl.constexpr):
+def normal_pair(radius_word, angle_word, weight, FAST: tl.constexpr):
     """Box-Muller on one pair of words, in float32, times weight·(-√½).
 
     FAST takes the special-function unit. The factor saves products: -ln u comes more easily than
     twice that, and θ - π, a signed angle, is more exact than θ.
 
-    f is u, or u - 1 where the top bit of the radius word is set. There -ln(1 + f) is a polynomial
-    in f with a relative error of 2.4e-7, since lg2.approx has an absolute one near 1. Where that
-    does not hold the polynomial's value is negative, and where it does lg2 has a negative number
-    and gives NaN: saturation makes 0 of either, and the sum of the two is the one that holds.
+    f is u, or u - 1 where the top bit of the radius word is set. There -ln(1 + f) is f times a
+    polynomial, with a relative error of 2.4e-7, since lg2.approx has an absolute one near 1.
     """
     # Read as floats, integers below 2^24 are themselves times 2^-149.
-    angle_bits = tl.umulhi(angle_word, powers[1]) if ANGLE_PRODUCT else angle_word >> 8
-    low_bits = angle_bits * powers[2] + angle_word if LOW_PRODUCT else angle_word & 0xFF
-    angle, low = angle_bits.to(tl.float32, bitcast=True), low_bits.to(tl.float32, bitcast=True)
+    angle = (angle_word >> 8).to(tl.float32, bitcast=True)
+    low = (angle_word & 0xFF).to(tl.float32, bitcast=True)
     low = low * 6.490371073168535e32 + 4.547473508864641e-13  # 2^109, 2^-41
     f = radius_word.to(tl.int32, bitcast=True).to(tl.float32) * 2.3283064365386963e-10 + low
-    if SHORT:
-        p = f * -0.9905731081962585 - 0.6379072070121765
-        p = p * f - 0.5227363705635071
-        p = p * f + 0.18753494322299957
-        p = p * f - 0.33891066908836365
-        p = p * f + 0.49981677532196045
-        p = p * f - 1.0000009536743164
-    else:
-        p = f * 1.15861402865116 + 1.0360389862196113
-        p = p * f + 0.7545884200503934
-        p = p * f - 0.048358057099842304
-        p = p * f + 0.27047703435863596
-        p = p * f - 0.3320068296692502
-        p = p * f + 0.5000321724014637
-        p = p * f - 0.9999998738730526
+    p = f * 1.15861402865116 + 1.0360389862196113
+    p = p * f + 0.7545884200503934
+    p = p * f - 0.048358057099842304
+    p = p * f + 0.27047703435863596
+    p = p * f - 0.3320068296692502
+    p = p * f + 0.5000321724014637
+    p = p * f - 0.9999998738730526
     theta = tl.fma(angle, 2.672571534533493e38, -3.141592502593994)  # θ - π, from 2π·2^125
     if FAST:
         log = unary("lg2.approx.ftz.f32 $0, $1;", f)
-        if SATURATE:
-            square = times_saturated(f, p)
-            square = times_saturated(log, -0.015625) * 44.3614195558365 + square
-        else:
-            square = tl.where(f < 0.0, f * p, log * -0.6931471805599453)
+        square = tl.where(f < 0.0, f * p, log * -0.6931471805599453)
         radius = unary("sqrt.approx.ftz.f32 $0, $1;", square) * weight
         cos = unary("cos.approx.ftz.f32 $0, $1;", theta)
         sin = unary("sin.approx.ftz.f32 $0, $1;", theta)
@@ -179,17 +135,17 @@ def normal_pair(radius_word, angle_word, weight, powers, FAST: tl.constexpr):
 
 
 @triton.jit
-def normals(words, weight, powers, FAST: tl.constexpr):
+def normals(words, weight, FAST: tl.constexpr):
     """The 16 normals of each lane's block, times a weight."""
     weight = weight * -1.4142135623730951
-    z0, z8 = normal_pair(words[0], words[8], weight, powers, FAST)
-    z1, z9 = normal_pair(words[1], words[9], weight, powers, FAST)
-    z2, z10 = normal_pair(words[2], words[10], weight, powers, FAST)
-    z3, z11 = normal_pair(words[3], words[11], weight, powers, FAST)
-    z4, z12 = normal_pair(words[4], words[12], weight, powers, FAST)
-    z5, z13 = normal_pair(words[5], words[13], weight, powers, FAST)
-    z6, z14 = normal_pair(words[6], words[14], weight, powers, FAST)
-    z7, z15 = normal_pair(words[7], words[15], weight, powers, FAST)
+    z0, z8 = normal_pair(words[0], words[8], weight, FAST)
+    z1, z9 = normal_pair(words[1], words[9], weight, FAST)
+    z2, z10 = normal_pair(words[2], words[10], weight, FAST)
+    z3, z11 = normal_pair(words[3], words[11], weight, FAST)
+    z4, z12 = normal_pair(words[4], words[12], weight, FAST)
+    z5, z13 = normal_pair(words[5], words[13], weight, FAST)
+    z6, z14 = normal_pair(words[6], words[14], weight, FAST)
+    z7, z15 = normal_pair(words[7], words[15], weight, FAST)
     return z0, z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13, z14, z15
 
 
@@ -226,16 +182,6 @@ def axpy(c, x, y):
 def plus16(x, y):
     """The sum of tuples of 16; a product in x and the sum are one multiply-add."""
     return axpy(1.0, x, y)
-
-
-@triton.jit
-def load_powers(one, power24, minus_power8):
-    """1, 2^24 and -2^8, as unsigned words."""
-    return (
-        one.to(tl.uint32, bitcast=True),
-        power24.to(tl.uint32, bitcast=True),
-        minus_power8.to(tl.uint32, bitcast=True),
-    )
 
 
 @triton.jit

@@ -13,7 +13,6 @@ from corrnoise.noise.triton_kernel import (
     chacha_block,
     load16,
     load_key,
-    load_powers,
     locate,
     normals,
     plus16,
@@ -22,44 +21,36 @@ from corrnoise.noise.triton_kernel import (
 )
 
 # Values that change from call to call, and the key: none of them may shape the compiled code.
-OPEN = [
-    *(f"k{i}" for i in range(8)), "step", "stream_id", "count", "scale",
-    "one", "power24", "minus_power8",
-]  # fmt: skip
+OPEN = [*(f"k{i}" for i in range(8)), "step", "stream_id", "count", "scale"]
 
 
 @triton.jit
-def block_words(key, counter, word13, step, stream_id, powers, ROUNDS: tl.constexpr):
+def block_words(key, counter, word13, step, stream_id, ROUNDS: tl.constexpr):
     """The 16 words of each lane at a step."""
     tail = counter, word13, step.to(tl.uint32, bitcast=True), stream_id.to(tl.uint32, bitcast=True)
-    return chacha_block(key, tail, powers, ROUNDS)
+    return chacha_block(key, tail, ROUNDS)
 
 
 @triton.jit
-def draw(
-    weight, key, counter, word13, step, stream_id, powers,
-    ROUNDS: tl.constexpr, FAST: tl.constexpr,
-):  # fmt: skip
+def draw(weight, key, counter, word13, step, stream_id, ROUNDS: tl.constexpr, FAST: tl.constexpr):
     """The 16 normals of each lane at a step, times a weight."""
-    words = block_words(key, counter, word13, step, stream_id, powers, ROUNDS)
-    return normals(words, weight, powers, FAST)
+    words = block_words(key, counter, word13, step, stream_id, ROUNDS)
+    return normals(words, weight, FAST)
 
 
 @triton.jit(do_not_specialize=OPEN)
 def add_weighted(
     table, owners, weights, count, scale, step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
-    one, power24, minus_power8,
     DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Gradient += scale·Σ_t weights[t]·z[step + t] for t < count: one read, one write."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    powers = load_powers(one, power24, minus_power8)
     noise = zeros16(BLOCK)
     for _ in range(count):
         weight = tl.load(weights) * scale
-        z = draw(weight, key, counter, word13, step, stream_id, powers, ROUNDS, FAST)
+        z = draw(weight, key, counter, word13, step, stream_id, ROUNDS, FAST)
         noise = plus16(z, noise)
         weights, step = weights + 1, step + 1
     add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
@@ -69,19 +60,17 @@ def add_weighted(
 def add_lookahead(
     table, owners, weights, count, scale, use, state, stride,
     step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
-    one, power24, minus_power8,
     ROWS: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Rows Σ_t weights[t, r]·z[step + t], r < ROWS: row ``use`` is added, rows 1, … are stored."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    powers = load_powers(one, power24, minus_power8)
     sums = ()
     for _r in tl.static_range(ROWS):
         sums = sums + (zeros16(BLOCK),)
     for t in range(count):
-        z = draw(1.0, key, counter, word13, step + t, stream_id, powers, ROUNDS, FAST)
+        z = draw(1.0, key, counter, word13, step + t, stream_id, ROUNDS, FAST)
         new = ()
         for r in tl.static_range(ROWS):
             new = new + (axpy(tl.load(weights + t * ROWS + r), z, sums[r]),)
@@ -108,7 +97,6 @@ def add_stored(table, owners, vector, scale, DTYPE: tl.constexpr, BLOCK: tl.cons
 def add_filtered(
     table, owners, coefs, shapes, weights, count, scale, state, stride,
     step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
-    one, power24, minus_power8,
     SECTIONS: tl.constexpr, RECURSIVE: tl.constexpr, WRITE: tl.constexpr, DTYPE: tl.constexpr,
     BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr,
@@ -122,12 +110,11 @@ def add_filtered(
     """
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    powers = load_powers(one, power24, minus_power8)
     x, before = zeros16(BLOCK), zeros16(BLOCK)
     oldest = step - tl.load(shapes) - count
     for t in range(count + 1):
         at = tl.where(t == count, step, oldest + t)
-        x = draw(1.0, key, counter, word13, at, stream_id, powers, ROUNDS, FAST)
+        x = draw(1.0, key, counter, word13, at, stream_id, ROUNDS, FAST)
         before = axpy(tl.load(weights + t), x, before)
     here = state + tl.load(row + 4) + start
     pointer = tl.load(row).to(tl.pointer_type(DTYPE)) + start
@@ -174,13 +161,11 @@ def run_sections(
 @triton.jit(do_not_specialize=OPEN)
 def write_words(
     table, owners, step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
-    one, power24, minus_power8,
     BLOCK: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """The words themselves into int32 tensors: for tests against the specification."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, True)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    powers = load_powers(one, power24, minus_power8)
-    words = block_words(key, counter, word13, step, stream_id, powers, ROUNDS)
+    words = block_words(key, counter, word13, step, stream_id, ROUNDS)
     pointer = tl.load(row).to(tl.pointer_type(tl.uint32)) + start
     store16(pointer, words, low, high, BLOCK, False)

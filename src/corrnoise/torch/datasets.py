@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def _pictures(name: str, place: Path | None) -> Data:
     if place is not None and place.suffix == ".npz":
         return _npz(place, name, 0.2, 0)
     try:
-        from torchvision import datasets  # pyright: ignore[reportMissingImports]
+        datasets: Any = import_module("torchvision.datasets")
     except ImportError:
         raise ValueError(
             f"data={name!r} needs torchvision, which is not installed, or an .npz with x_train, "
@@ -155,13 +156,12 @@ def _imdb(place: Path | None) -> Data:
     """Reviews as hashed words: counts of 4,096 buckets, log-scaled, of length 1."""
     if place is None:
         try:
-            from datasets import load_dataset  # pyright: ignore[reportMissingImports]
+            found: Any = import_module("datasets").load_dataset("imdb")
         except ImportError:
             raise ValueError(
                 "data='imdb' needs the package datasets, which is not installed, or a folder with "
                 "train and test as parquet files with columns text and label: pass its path"
             ) from None
-        found: Any = load_dataset("imdb")
         parts = [(found[part]["text"], found[part]["label"]) for part in ("train", "test")]
     else:
         parts = [_parquet(place, part) for part in ("train", "test")]
@@ -174,7 +174,7 @@ def _parquet(place: Path, part: str) -> tuple[list[str], list[int]]:
     if not files:
         raise ValueError(f"path must have a parquet file for {part!r}, got {place} without")
     try:
-        from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+        parquet: Any = import_module("pyarrow.parquet")
     except ImportError:
         raise ValueError("parquet files need the package pyarrow; install it") from None
     tables: list[Any] = [parquet.read_table(f, columns=["text", "label"]) for f in files]

@@ -217,7 +217,8 @@ class PrivacyEngine:
             grad_sample_mode=grad_sample_mode,
             wrap_model=wrap_model,
         )
-        wrapped, private = found[0], found[1]
+        wrapped: Any = found[0]
+        private: Any = found[1]
         wrapped.forbid_grad_accumulation()
         private.attach_step_hook(lambda _: None)  # the release counts, not Opacus's accountant
         # Opacus computes this as int(N·(1/b)), which rounding can make one less, and 0.

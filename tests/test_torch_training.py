@@ -124,10 +124,22 @@ def test_schedule_and_averaging_resume_exactly(digits, tmp_path, options):
 
 def test_the_average_is_the_mean_of_the_last_weights():
     net = torch.nn.Linear(2, 1, bias=False)
-    average = Average(net, 4, 0.5)
+    average = Average(list(net.parameters()), 4, 0.5)
     for value in (1.0, 2.0, 3.0, 5.0):
         torch.nn.init.constant_(net.weight, value)
         average.update()
     with average.weights():
         assert net.weight.tolist() == [[4.0, 4.0]]
     assert net.weight.tolist() == [[5.0, 5.0]]
+
+
+def test_a_model_of_ones_own_with_ghost_clipping(digits):
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
+    )
+    net[1].requires_grad_(False)
+    frozen = net[1].weight.clone()
+    found = train(plan(), digits, model=net, learning_rate=0.2, grad_sample_mode="ghost")
+    assert found.model == {"name": "Sequential", "num_parameters": 330}
+    assert found.test_accuracy > 0.3
+    assert torch.equal(net[1].weight, frozen)

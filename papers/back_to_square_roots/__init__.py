@@ -25,9 +25,10 @@ EXPERIMENTS = {
     "conjecture": "conjecture",
     "table-cifar10": "cifar10",
     "beyond-cifar10": "beyond",
+    "table-imdb": "imdb",
 }
 # Those that train models: they need torch, data and, in full, a GPU.
-TRAINING = ("table-cifar10", "beyond-cifar10")
+TRAINING = ("table-cifar10", "beyond-cifar10", "table-imdb")
 # What one name stands for: "all-figures" is all that needs no training.
 GROUPS = {
     "all-figures": (

@@ -30,6 +30,7 @@ class Job:
         validation: so many of the training images, the last ones, are held out and evaluated on.
         options: more for ``corrnoise.torch.training.train``.
         size: examples of the training set that are used; all by default.
+        task: "cifar10" or "imdb".
     """
 
     name: str
@@ -40,6 +41,7 @@ class Job:
     validation: int = 0
     options: tuple[tuple[str, Any], ...] = ()
     size: int | None = None
+    task: str = "cifar10"
 
 
 def cuda() -> bool:
@@ -85,31 +87,17 @@ def train(job: Job, device: str) -> dict[str, Any]:
     """One run; plain values."""
     import torch
 
-    from corrnoise.torch import datasets, training
+    from corrnoise.torch import training
 
     if device == "cuda":
         torch.set_num_threads(2)  # several runs share the processors too
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
-    if "cifar10" not in _DATA:
-        _DATA["cifar10"] = datasets.load("cifar10", path=data_path())
-    data = _DATA["cifar10"]
-    if job.size is not None or job.validation:
-        train_part, test_part = data.train, data.test
-        if job.validation:
-            inside = len(train_part) - job.validation
-            test_part = datasets.Tensors(train_part.inputs[inside:], train_part.labels[inside:])
-            train_part = datasets.Tensors(train_part.inputs[:inside], train_part.labels[:inside])
-        if job.size is not None:
-            train_part = datasets.Tensors(
-                train_part.inputs[: job.size], train_part.labels[: job.size]
-            )
-            test_part = datasets.Tensors(test_part.inputs[:1000], test_part.labels[:1000])
-        data = datasets.Data("cifar10", train_part, test_part, data.num_classes)
+    data, model = _imdb(job) if job.task == "imdb" else (_cifar10(job), "convnet")
     found = training.train(
         Plan.from_json(job.plan),
         data,
-        model="convnet",
+        model=model,
         learning_rate=job.rate,
         clip_norm=job.clip_norm,
         seed=job.seed,
@@ -121,3 +109,30 @@ def train(job: Job, device: str) -> dict[str, Any]:
         "accuracy": [record.test_accuracy for record in found.records],
         "seconds": round(found.seconds, 2),
     }
+
+
+def _cifar10(job: Job) -> Any:
+    from corrnoise.torch import datasets
+
+    if "cifar10" not in _DATA:
+        _DATA["cifar10"] = datasets.load("cifar10", path=data_path())
+    data = _DATA["cifar10"]
+    if job.size is None and not job.validation:
+        return data
+    train_part, test_part = data.train, data.test
+    if job.validation:
+        inside = len(train_part) - job.validation
+        test_part = datasets.Tensors(train_part.inputs[inside:], train_part.labels[inside:])
+        train_part = datasets.Tensors(train_part.inputs[:inside], train_part.labels[:inside])
+    if job.size is not None:
+        train_part = datasets.Tensors(train_part.inputs[: job.size], train_part.labels[: job.size])
+        test_part = datasets.Tensors(test_part.inputs[:1000], test_part.labels[:1000])
+    return datasets.Data("cifar10", train_part, test_part, data.num_classes)
+
+
+def _imdb(job: Job) -> tuple[Any, Any]:
+    from . import imdb
+
+    if "imdb" not in _DATA:
+        _DATA["imdb"] = imdb.tokens(job.size)
+    return _DATA["imdb"], imdb.network(job.seed)

@@ -25,9 +25,10 @@ def reproduce(
     """Run an experiment of the paper again.
 
     Writes its numbers as JSON, its picture as SVG and PNG, and a README.md beside the paper's
-    claims. Experiments that train models take CIFAR-10 from the folder that the environment
-    variable CORRNOISE_DATA names (cifar10.npz), or through torchvision; without a GPU they run in
-    a reduced size, and say so.
+    claims. Experiments that train models look in the folder that the environment variable
+    CORRNOISE_DATA names (cifar10.npz, imdb/*.parquet), or ask torchvision and datasets; table-imdb
+    fine-tunes the encoder in the folder CORRNOISE_ENCODER. Without a GPU they run in a reduced
+    size, and say so.
 
     \b
     Examples:

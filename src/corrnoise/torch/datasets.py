@@ -164,12 +164,13 @@ def _imdb(place: Path | None) -> Data:
             ) from None
         parts = [(found[part]["text"], found[part]["label"]) for part in ("train", "test")]
     else:
-        parts = [_parquet(place, part) for part in ("train", "test")]
+        parts = [reviews(place, part) for part in ("train", "test")]
     (text, y), (text_test, y_test) = parts
     return _checked("imdb", _hashed(text), np.array(y), _hashed(text_test), np.array(y_test))
 
 
-def _parquet(place: Path, part: str) -> tuple[list[str], list[int]]:
+def reviews(place: Path, part: str) -> tuple[list[str], list[int]]:
+    """Texts and labels of the parquet files for "train" or "test" in a folder."""
     files = sorted(place.rglob(f"*{part}*.parquet"))
     if not files:
         raise ValueError(f"path must have a parquet file for {part!r}, got {place} without")

@@ -40,7 +40,7 @@ def train(
     plan: Plan,
     data: Data,
     *,
-    model: str = "auto",
+    model: str | nn.Module = "auto",
     learning_rate: float | None = None,
     clip_norm: float = 1.0,
     label: str | None = None,
@@ -49,6 +49,7 @@ def train(
     folder: str | Path | None = None,
     key: str | Path | None = None,
     max_physical_batch_size: int | None = None,
+    grad_sample_mode: Literal["hooks", "functorch", "ew", "ghost"] = "hooks",
     schedule: Literal["constant", "linear"] = "constant",
     average_last: float = 0.0,
     track_epsilon: bool = True,
@@ -59,7 +60,7 @@ def train(
     Args:
         plan: the promise; its workload says momentum and decay.
         data: what to learn.
-        model: as in ``models.build``.
+        model: as in ``models.build``, or one of your own whose frozen parameters stay as they are.
         learning_rate: ``default_rate`` if not given.
         clip_norm: C.
         label: how the run is called; the mechanism's name by default.
@@ -69,6 +70,7 @@ def train(
             is resumed.
         key: where the key of such a run is kept; ``FOLDER.key`` by default, beside the folder.
         max_physical_batch_size: examples that go through the model at a time.
+        grad_sample_mode: how Opacus takes and clips gradients; "ghost" needs the least memory.
         schedule: of the learning rate: "linear" lowers it step by step to 0.
         average_last: the part of the steps at the end whose weights are averaged for evaluation;
             0 evaluates the last weights. Neither this nor the schedule costs privacy.
@@ -85,8 +87,12 @@ def train(
             "write a loop of your own with corrnoise.torch.PrivacyEngine"
         )
     clip_norm = checks.number("clip_norm", clip_norm, 0.0, open_low=True)
-    net = models.build(model, data.shape, data.num_classes, seed=seed).to(device)
-    size = sum(p.numel() for p in net.parameters())
+    name = model if isinstance(model, str) else type(model).__name__
+    if isinstance(model, str):
+        model = models.build(model, data.shape, data.num_classes, seed=seed)
+    net = model.to(device)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    size = sum(p.numel() for p in trained)
     rate = default_rate(plan, clip_norm, size) if learning_rate is None else learning_rate
     rate = checks.number("learning_rate", rate, 0.0, open_low=True)
     checks.choice("schedule", schedule, ("constant", "linear"))
@@ -94,19 +100,22 @@ def train(
     engine = _engine(place, key)
     with closing(engine):
         momentum, weight_decay = sgd_settings(workload.momentum, workload.decay, rate)
-        wrapped, optimizer, loader = engine.make_private(
+        made = engine.make_private(
             module=net,
             optimizer=torch.optim.SGD(
-                net.parameters(), lr=rate, momentum=momentum, weight_decay=weight_decay
+                trained, lr=rate, momentum=momentum, weight_decay=weight_decay
             ),
             data_loader=DataLoader(
                 data.train.to(device), batch_size=plan.batch_size, collate_fn=whole_batch
             ),
             max_grad_norm=clip_norm,
             plan=plan,
+            grad_sample_mode=grad_sample_mode,
         )
+        wrapped, optimizer, loader = made[0], made[1], made[-1]
+        criterion = made[2] if grad_sample_mode == "ghost" else nn.CrossEntropyLoss()
         checkpoint = None if place is None else place / "checkpoint.pt"
-        average = Average(net, plan.num_steps, average_last)
+        average = Average(trained, plan.num_steps, average_last)
         records: list[Record] = []
         before = 0.0  # seconds of a run that was interrupted
         if checkpoint is not None and checkpoint.exists():
@@ -126,7 +135,9 @@ def train(
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         start = time.perf_counter()
         while engine.steps_taken < n:
-            loss = _epoch(wrapped, optimizer, loader, max_physical_batch_size, before_step, average)
+            loss = _epoch(
+                wrapped, optimizer, criterion, loader, max_physical_batch_size, before_step, average
+            )
             taken = engine.steps_taken
             with average.weights():
                 test_loss, accuracy = evaluate(wrapped, test)
@@ -162,7 +173,7 @@ def train(
             "num_test": len(data.test),
             "num_classes": data.num_classes,
         },
-        model={"name": model, "num_parameters": size},
+        model={"name": name, "num_parameters": size},
         settings={
             "learning_rate": rate,
             "clip_norm": clip_norm,
@@ -192,8 +203,8 @@ def evaluate(net: nn.Module, data: Tensors, *, batch_size: int = 2048) -> tuple[
 class Average:
     """The mean of the weights over the last part of a run."""
 
-    def __init__(self, net: nn.Module, num_steps: int, part: float) -> None:
-        self._params = list(net.parameters())
+    def __init__(self, params: Sequence[nn.Parameter], num_steps: int, part: float) -> None:
+        self._params = list(params)
         self._first = num_steps - round(num_steps * checks.fraction("average_last", part))
         self._step, self._count = 0, 0
         self._means = [p.detach().clone() for p in self._params]
@@ -240,6 +251,7 @@ class Average:
 def _epoch(
     net: nn.Module,
     optimizer: Any,
+    criterion: Any,
     loader: Any,
     most: int | None,
     before_step: Callable[[], None],
@@ -252,13 +264,13 @@ def _epoch(
         with BatchMemoryManager(
             data_loader=loader, max_physical_batch_size=most, optimizer=optimizer
         ) as parts:
-            return _epoch(net, optimizer, parts, None, before_step, average)
+            return _epoch(net, optimizer, criterion, parts, None, before_step, average)
     total = torch.zeros((), device=next(net.parameters()).device)
     count = 0
     for x, y in loader:
         before_step()
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(net(x), y)
+        loss = criterion(net(x), y)
         loss.backward()
         optimizer.step()
         if not optimizer._is_last_step_skipped:  # pyright: ignore[reportPrivateUsage]

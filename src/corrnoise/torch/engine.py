@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
-import uuid
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +17,15 @@ from torch.utils.data import DataLoader
 from corrnoise.accounting import Sampling, account, epsilon_of
 from corrnoise.accounting.progress import Progress
 from corrnoise.mechanisms import DenseMechanism, Mechanism
-from corrnoise.noise import CorrelatedNoise, Key
+from corrnoise.noise import Key
 from corrnoise.planning import Plan
-from corrnoise.sampling import Batches
 from corrnoise.statement import Statement
 from corrnoise.torch import admission, checkpoint
-from corrnoise.torch.fingerprint import data_digest, parameter_digest
-from corrnoise.torch.loader import StepSampler, check_loader, step_loader
-from corrnoise.torch.placement import place
+from corrnoise.torch.loader import check_loader
 from corrnoise.torch.processes import Processes
-from corrnoise.torch.release import Release
 from corrnoise.torch.request import Request
+from corrnoise.torch.session import Session, begin
 from corrnoise.workloads import Workload
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What ``make_private`` set up."""
-
-    plan: Plan
-    key: Key
-    noise: CorrelatedNoise | None
-    release: Release
-    header: Mapping[str, Any]
-    clip_norm: float
-    processes: Processes
 
 
 class PrivacyEngine:
@@ -90,7 +71,7 @@ class PrivacyEngine:
         self._key_source = key
         self._ledger_path = None if ledger is None else Path(ledger)
         self._memory, self._rounds = memory, rounds
-        self._run: _Run | None = None
+        self._run: Session | None = None
         self._spent: dict[tuple[int, float], float] = {}
 
     def make_private(
@@ -179,80 +160,34 @@ class PrivacyEngine:
                 "workload: it has its own; drop them"
             )
         admission.check_plan(plan, data_loader, epochs)
-        params = admission.trainable(optimizer)
         if noise_generator is not None and plan.mechanism.name != "dp_sgd":
             raise ValueError(
                 f"noise_generator must be left out for {plan.mechanism!r}: past draws of a torch "
                 "generator cannot be made again; it is for mechanism='dp_sgd'"
             )
-        key = Key.from_bytes(
-            processes.agree(
-                lambda: admission.open_key(self._key_source, self._ledger_path).reveal()
-            )
-        )
-        sampler = StepSampler(
-            Batches.of(plan, key, shuffled=shuffled),
-            lambda: self.steps_taken,
-            processes.rank,
-            processes.world_size,
-        )
-        loader = step_loader(
-            data_loader, sampler, batch_first=batch_first, rand_on_empty=rand_on_empty
-        )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Secure RNG turned off")
-            stock = opacus.PrivacyEngine()
-        found = stock.make_private(
+        self._run, found = begin(
+            plan,
+            processes,
             module=module,
             optimizer=optimizer,
-            criterion=criterion or nn.CrossEntropyLoss(reduction=loss_reduction),
-            data_loader=loader,
-            noise_multiplier=plan.noise_multiplier,
-            max_grad_norm=max_grad_norm,  # type: ignore[arg-type]
-            batch_first=batch_first,
-            loss_reduction=loss_reduction,
-            poisson_sampling=False,  # the loader has the plan's batches already
-            clipping=clipping,
-            noise_generator=noise_generator,
-            grad_sample_mode=grad_sample_mode,
-            wrap_model=wrap_model,
+            data_loader=data_loader,
+            shuffled=shuffled,
+            rand_on_empty=rand_on_empty,
+            data_fingerprint=data_fingerprint,
+            key=self._key_source,
+            ledger=self._ledger_path,
+            next_step=lambda: self.steps_taken,
+            stock={
+                "criterion": criterion or nn.CrossEntropyLoss(reduction=loss_reduction),
+                "max_grad_norm": max_grad_norm,
+                "batch_first": batch_first,
+                "loss_reduction": loss_reduction,
+                "clipping": clipping,
+                "noise_generator": noise_generator,
+                "grad_sample_mode": grad_sample_mode,
+                "wrap_model": wrap_model,
+            },
         )
-        wrapped: Any = found[0]
-        private: Any = found[1]
-        wrapped.forbid_grad_accumulation()
-        private.attach_step_hook(lambda _: None)  # the release counts, not Opacus's accountant
-        # Opacus computes this as int(N·(1/b)), which rounding can make one less, and 0.
-        private.expected_batch_size = (
-            plan.num_examples // plan.participation.min_sep / processes.world_size
-        )
-        noise = None
-        if noise_generator is None:
-            noise = CorrelatedNoise(plan.mechanism, key, memory=plan.memory, rounds=plan.rounds)
-        header = {
-            "run_id": processes.agree(lambda: uuid.uuid4().hex),
-            "key_fingerprint": key.fingerprint,
-            "mechanism": repr(plan.mechanism),
-            "num_steps": plan.num_steps,
-            "sampling": plan.sampling,
-            "noise_multiplier": plan.noise_multiplier,
-            "num_examples": plan.num_examples,
-            "batch_size": plan.batch_size,
-            "steps_per_epoch": plan.participation.min_sep,
-            "max_grad_norm": max_grad_norm,
-            "data": data_fingerprint or data_digest(data_loader.dataset, key),
-            "parameters": parameter_digest(params, key),
-            "shuffled": shuffled,
-            "noise": "torch" if noise is None else f"chacha{plan.rounds}",
-            "plan": plan.to_json(),
-        }
-        ledger = admission.open_ledger(self._ledger_path, header, processes)
-        if processes.rank == 0:
-            admission.keep_key(self._key_source, key)
-        placement = place(list(private.params), distributed=processes.distributed)
-        release = Release(private, noise, placement, sampler, ledger, key)
-        private.add_noise = release
-        clips = max_grad_norm if isinstance(max_grad_norm, list) else [max_grad_norm]
-        self._run = _Run(plan, key, noise, release, ledger.header, math.hypot(*clips), processes)
         return found
 
     def make_private_with_epsilon(
@@ -494,7 +429,7 @@ class PrivacyEngine:
     # What follows serves the methods above.
 
     @property
-    def _started(self) -> _Run:
+    def _started(self) -> Session:
         if self._run is None:
             raise ValueError("make_private must come first: there is no run yet")
         return self._run

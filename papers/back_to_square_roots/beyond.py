@@ -8,7 +8,6 @@ see the test set once. The search is not in ε.
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import corrnoise as cn
 from corrnoise.noise.filters import Filter
 
 from . import markdown, noise_table, style
-from .cifar10 import BATCH_SIZE, CLIP_NORM, NUM_EXAMPLES, NUM_SEEDS, REDUCED, SMOKE, device_name
+from .accuracy import CLIP_NORM, NUM_SEEDS, device_name, percent, summary
+from .cifar10 import FULL, REDUCED, SMOKE
 from .jobs import Job, cached_plan, cuda, run_all
 from .progress import Progress
 from .record import SEED
@@ -86,8 +86,7 @@ def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
     """Choose on held-out images, then train the winner with three seeds."""
     gpu = cuda() and not smoke
     device = "cuda" if gpu else "cpu"
-    size = {"num_examples": NUM_EXAMPLES, "batch_size": BATCH_SIZE, "epochs": noise_table.EPOCHS}
-    size = size if gpu else SMOKE if smoke else REDUCED
+    size = FULL if gpu else SMOKE if smoke else REDUCED
     held = HELD_OUT if gpu else size["num_examples"] // 10
     inside = {**size, "num_examples": size["num_examples"] - held}
     cases = grid(not gpu)
@@ -139,7 +138,6 @@ def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
     rows: list[Row] = []
     for case in finals:
         runs = [result for _, result in sorted(found[_name(case)], key=lambda pair: pair[0])]
-        last = [100 * one["accuracy"][-1] for one in runs]
         rows.append(
             {
                 "mechanism": case[0],
@@ -147,12 +145,7 @@ def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
                 "rate": case[2],
                 "repr": repr(full[case].mechanism),
                 "noise_multiplier": full[case].noise_multiplier,
-                "mean": statistics.mean(last),
-                "standard_error": (
-                    statistics.stdev(last) / len(last) ** 0.5 if len(last) > 1 else None
-                ),
-                "accuracy": [one["accuracy"] for one in runs],
-                "seconds": [one["seconds"] for one in runs],
+                **summary(runs),
             }
         )
     return {
@@ -214,8 +207,7 @@ def report(result: dict[str, Any]) -> str:
                     f"`{row['repr']}`",
                     f"{row['noise_multiplier']:.3f}",
                     f"{row['rate']:g}",
-                    f"{row['mean']:.1f}"
-                    + (f" ± {row['standard_error']:.1f}" if row["standard_error"] else ""),
+                    percent(row),
                 ]
                 for row in data["rows"]
             ],

@@ -9,33 +9,35 @@ CORRNOISE_DATA/imdb (train.parquet and test.parquet), or through the library dat
 from __future__ import annotations
 
 import os
-import statistics
 from pathlib import Path
 from typing import Any
 
-import corrnoise as cn
-from corrnoise.noise.filters import Filter
-
-from . import markdown, noise_table, style
-from .cifar10 import NAMES, device_name
-from .jobs import Job, cached_plan, cuda, data_path, run_all
+from . import accuracy, markdown
+from .accuracy import NAMES, Task
+from .jobs import cuda, data_path
 from .markdown import Claim
 from .progress import Progress
 from .record import SEED
-from .settings import METHODS, Row, select
+from .settings import Row
 
 TITLE = "Accuracy on IMDB"
-CLIP_NORM, NUM_SEEDS, LENGTH, MOST = 10.0, 3, 128, 256
+LENGTH, MOST = 128, 256
 FULL = {"num_examples": 25_000, "batch_size": 512, "epochs": 5}
 REDUCED = {"num_examples": 200, "batch_size": 20, "epochs": 1}
 SMOKE = {"num_examples": 24, "batch_size": 4, "epochs": 1}
-# The paper's learning rates belong to m ← βm + (1-β)x̂; those of its Algorithm 1 are a twentieth.
-RATES = {"dp_sgd": 0.02, "bsr": 0.02, "bisr": 0.15, "band_mf": 0.02, "band_inv_mf": 0.1}
-# As printed, after ten epochs, in the order of ``noise_table.COMPARED``.
-PRINTED = {
-    "balls-in-bins": (87.43, 88.11, 89.58, 88.31, 89.53),
-    "fixed": (85.71, 87.18, 89.42, 87.08, 89.23),
-}
+_RATES = {"dp_sgd": 0.02, "bsr": 0.02, "bisr": 0.15, "band_mf": 0.02, "band_inv_mf": 0.1}
+TASK = Task(
+    name="imdb",
+    dataset="IMDB",
+    rates={"balls-in-bins": _RATES, "fixed": _RATES},
+    printed={
+        "balls-in-bins": (87.43, 88.11, 89.58, 88.31, 89.53),
+        "fixed": (85.71, 87.18, 89.42, 87.08, 89.23),
+    },
+    options={"grad_sample_mode": "ghost", "max_physical_batch_size": MOST},
+)
+
+draw = accuracy.draw
 
 
 def encoder_path() -> Path:
@@ -118,109 +120,20 @@ def _reviews(part: str) -> tuple[Any, Any]:
     return found[part]["text"], found[part]["label"]
 
 
-def plan_of(
-    method: str, sampling: Any, *, num_examples: int, batch_size: int, epochs: int
-) -> cn.Plan:
-    """(9, 1e-5)-DP for IMDB's own workload."""
-
-    def make() -> cn.Plan:
-        own = noise_table.DATASETS["IMDB"]
-        b = -(-num_examples // batch_size)
-        part = cn.Participation(epochs * b, b, epochs)
-        workload = cn.workloads.sgd(part.num_steps, momentum=own["momentum"], decay=own["decay"])
-        made = noise_table.mechanism(method, workload, part)
-        found = cn.calibrate(
-            Filter.of(made).realized,
-            part,
-            epsilon=noise_table.EPSILON,
-            delta=noise_table.DELTA,
-            sampling=sampling,
-            seed=SEED,
-        )
-        return cn.Plan(num_examples=num_examples, batch_size=batch_size, calibration=found)
-
-    return cached_plan(f"imdb {method} {sampling} {num_examples} {batch_size} {epochs}", make)
-
-
 def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
     """Fine-tune with every method and three seeds; without a GPU, a small part of it."""
-    encoder_path()
+    encoder = encoder_path().name
     gpu = cuda() and not smoke
     size = FULL if gpu else SMOKE if smoke else REDUCED
-    seeds = range(NUM_SEEDS) if gpu else range(1)
-    methods = noise_table.COMPARED if gpu else ("dp_sgd", "bisr")
-    samplings = noise_table.SAMPLINGS if gpu else ("fixed",)
-    plans = {(m, s): plan_of(m, s, **size) for s in samplings for m in methods}
-    jobs = [
-        Job(
-            name=f"{method}/{sampling}",
-            plan=plan.to_json(),
-            seed=seed,
-            rate=RATES[method] * (1 - 0.95),
-            clip_norm=CLIP_NORM,
-            options=(("grad_sample_mode", "ghost"), ("max_physical_batch_size", MOST)),
-            size=None if gpu else size["num_examples"],
-            task="imdb",
-        )
-        for (method, sampling), plan in plans.items()
-        for seed in seeds
-    ]
-    found: dict[str, dict[int, Any]] = {job.name: {} for job in jobs}
-    for done, (job, result) in enumerate(run_all(jobs, device="cuda" if gpu else "cpu"), 1):
-        found[job.name][job.seed] = result
-        if progress is not None:
-            progress(done, len(jobs))
-    rows: list[Row] = []
-    for (method, sampling), plan in plans.items():
-        runs = [found[f"{method}/{sampling}"][seed] for seed in seeds]
-        last = [100 * one["accuracy"][-1] for one in runs]
-        rows.append(
-            {
-                "method": method,
-                "sampling": sampling,
-                "noise_multiplier": plan.noise_multiplier,
-                "rate": RATES[method] * (1 - 0.95),
-                "mean": statistics.mean(last),
-                "standard_error": (
-                    statistics.stdev(last) / len(last) ** 0.5 if len(last) > 1 else None
-                ),
-                "accuracy": [one["accuracy"] for one in runs],
-                "printed": PRINTED[sampling][noise_table.COMPARED.index(method)],
-                "seconds": [one["seconds"] for one in runs],
-            }
-        )
+    rows = TASK.run(size, gpu=gpu, progress=progress)
     return {
         "reduced": not gpu,
         **size,
         "length": LENGTH,
-        "encoder": encoder_path().name,
-        "device": device_name(),
+        "encoder": encoder,
+        "device": accuracy.device_name(),
         "rows": rows,
     }
-
-
-def draw(result: dict[str, Any], folder: Path) -> None:
-    """Accuracy after each epoch, mean of the seeds."""
-    rows = result["data"]["rows"]
-    samplings = list(dict.fromkeys(row["sampling"] for row in rows))
-    with style.sheet(result, folder, 1, len(samplings), (4.5 * len(samplings), 3.6)) as (
-        figure,
-        axes,
-    ):
-        for panel, sampling in zip(axes[0], samplings, strict=True):
-            for row in select(rows, sampling=sampling):
-                each = list(zip(*row["accuracy"], strict=True))
-                panel.plot(
-                    range(1, len(each) + 1),
-                    [100 * statistics.mean(values) for values in each],
-                    color=style.COLOURS[row["method"]],
-                    marker="o",
-                    markersize=3,
-                    label=METHODS[row["method"]],
-                )
-            panel.set(title=NAMES[sampling], xlabel="epoch")
-        axes[0][0].set_ylabel("test accuracy, %")
-        style.legend(figure, axes[0])
 
 
 def report(result: dict[str, Any]) -> str:
@@ -233,26 +146,14 @@ def report(result: dict[str, Any]) -> str:
     )
     if data["reduced"]:
         head += " **Reduced**: no GPU was there; it shows that everything runs, and nothing else."
-    lines = [
-        [
-            f"{METHODS[row['method']]}, {NAMES[row['sampling']]}",
-            f"{row['noise_multiplier']:.3f}",
-            f"{row['rate']:.2g}",
-            f"{row['mean']:.1f}"
-            + (f" ± {row['standard_error']:.1f}" if row["standard_error"] is not None else ""),
-            f"{row['printed']:.1f}",
-        ]
-        for row in data["rows"]
-    ]
-    header = ["", "noise", "learning rate", "accuracy, %", "printed (BERT-base), %"]
-    parts = [head, markdown.table(header, lines, numbers=True)]
+    parts = [head, accuracy.table(data["rows"], "printed (BERT-base), %")]
     if not data["reduced"]:
         parts.append(markdown.claims([_claim(data["rows"], sampling) for sampling in NAMES]))
     return "\n\n".join(parts)
 
 
 def _claim(rows: list[Row], sampling: str) -> Claim:
-    mine = {row["method"]: row["mean"] for row in select(rows, sampling=sampling)}
+    mine = accuracy.means(rows, sampling)
     inverse = min(mine["bisr"], mine["band_inv_mf"])
     return Claim(
         f"{NAMES[sampling]}: the inverse methods are above DP-SGD",

@@ -1,0 +1,183 @@
+"""A table of accuracies: five methods, amplified and not, three seeds, beside the printed ones."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import corrnoise as cn
+from corrnoise.noise.filters import Filter
+
+from . import markdown, noise_table, style
+from .jobs import Job, cached_plan, run_all
+from .progress import Progress
+from .record import SEED
+from .settings import METHODS, Row, select
+
+NUM_SEEDS = 3
+CLIP_NORM = 10.0
+NAMES = {"balls-in-bins": "amplified", "fixed": "not amplified"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained.
+
+    Attributes:
+        name: as in ``Job``.
+        dataset: as in ``noise_table``, which has momentum and decay.
+        rates: learning rates as the paper prints them, by sampling and method. They belong to
+            m ← βm + (1-β)x̂; for its Algorithm 1 they are multiplied by 1 - β.
+        printed: the paper's accuracies, in the order of ``noise_table.COMPARED``.
+        options: more for ``corrnoise.torch.training.train``.
+    """
+
+    name: str
+    dataset: str
+    rates: Mapping[str, Mapping[str, float]]
+    printed: Mapping[str, Sequence[float]]
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def rate(self, method: str, sampling: str) -> float:
+        """The learning rate of Algorithm 1."""
+        return self.rates[sampling][method] * (1 - noise_table.DATASETS[self.dataset]["momentum"])
+
+    def plan(self, method: str, sampling: Any, size: Mapping[str, int]) -> cn.Plan:
+        """(9, 1e-5)-DP with the paper's bandwidth, for the coefficients that run in float32."""
+        num_examples, batch_size, epochs = (
+            size[k] for k in ("num_examples", "batch_size", "epochs")
+        )
+
+        def make() -> cn.Plan:
+            own = noise_table.DATASETS[self.dataset]
+            b = -(-num_examples // batch_size)
+            part = cn.Participation(epochs * b, b, epochs)
+            workload = cn.workloads.sgd(
+                part.num_steps, momentum=own["momentum"], decay=own["decay"]
+            )
+            found = cn.calibrate(
+                Filter.of(noise_table.mechanism(method, workload, part)).realized,
+                part,
+                epsilon=noise_table.EPSILON,
+                delta=noise_table.DELTA,
+                sampling=sampling,
+                seed=SEED,
+            )
+            return cn.Plan(num_examples=num_examples, batch_size=batch_size, calibration=found)
+
+        key = f"{self.name} {method} {sampling} {num_examples} {batch_size} {epochs}"
+        return cached_plan(key, make)
+
+    def run(self, size: Mapping[str, int], *, gpu: bool, progress: Progress | None) -> list[Row]:
+        """Train every method with three seeds; without a GPU, two methods and one seed."""
+        seeds = range(NUM_SEEDS) if gpu else range(1)
+        methods = noise_table.COMPARED if gpu else ("dp_sgd", "bisr")
+        samplings = noise_table.SAMPLINGS if gpu else ("fixed",)
+        plans = {(m, s): self.plan(m, s, size) for s in samplings for m in methods}
+        jobs = [
+            Job(
+                name=f"{method}/{sampling}",
+                plan=plan.to_json(),
+                seed=seed,
+                rate=self.rate(method, sampling),
+                clip_norm=CLIP_NORM,
+                options=tuple(self.options.items()),
+                size=None if gpu else size["num_examples"],
+                task=self.name,
+            )
+            for (method, sampling), plan in plans.items()
+            for seed in seeds
+        ]
+        found: dict[str, dict[int, Any]] = {job.name: {} for job in jobs}
+        for done, (job, result) in enumerate(run_all(jobs, device="cuda" if gpu else "cpu"), 1):
+            found[job.name][job.seed] = result
+            if progress is not None:
+                progress(done, len(jobs))
+        return [
+            {
+                "method": method,
+                "sampling": sampling,
+                "noise_multiplier": plan.noise_multiplier,
+                "kind": plan.calibration.kind,
+                "rate": self.rate(method, sampling),
+                **summary([found[f"{method}/{sampling}"][seed] for seed in seeds]),
+                "printed": self.printed[sampling][noise_table.COMPARED.index(method)],
+            }
+            for (method, sampling), plan in plans.items()
+        ]
+
+
+def summary(runs: Sequence[Mapping[str, Any]]) -> Row:
+    """Mean and standard error after the last epoch, and all that they come from."""
+    last = [100 * one["accuracy"][-1] for one in runs]
+    return {
+        "mean": statistics.mean(last),
+        "standard_error": statistics.stdev(last) / len(last) ** 0.5 if len(last) > 1 else None,
+        "accuracy": [one["accuracy"] for one in runs],
+        "seconds": [one["seconds"] for one in runs],
+    }
+
+
+def percent(row: Row) -> str:
+    """The mean and its standard error."""
+    error = row["standard_error"]
+    return f"{row['mean']:.1f}" + (f" ± {error:.1f}" if error is not None else "")
+
+
+def device_name() -> str:
+    """What the training ran on."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+
+
+def draw(result: dict[str, Any], folder: Path) -> None:
+    """Accuracy after each epoch, mean of the seeds, with the spread of them."""
+    rows = result["data"]["rows"]
+    samplings = list(dict.fromkeys(row["sampling"] for row in rows))
+    with style.sheet(result, folder, 1, len(samplings), (4.5 * len(samplings), 3.6)) as (
+        figure,
+        axes,
+    ):
+        for panel, sampling in zip(axes[0], samplings, strict=True):
+            for row in select(rows, sampling=sampling):
+                each = [[100 * v for v in values] for values in zip(*row["accuracy"], strict=True)]
+                epochs = range(1, len(each) + 1)
+                colour = style.COLOURS[row["method"]]
+                panel.plot(
+                    epochs,
+                    [statistics.mean(values) for values in each],
+                    color=colour,
+                    marker="o",
+                    markersize=3,
+                    label=METHODS[row["method"]],
+                )
+                low, high = [min(values) for values in each], [max(values) for values in each]
+                panel.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
+            panel.set(title=NAMES[sampling], xlabel="epoch")
+        axes[0][0].set_ylabel("test accuracy, %")
+        style.legend(figure, axes[0])
+
+
+def table(rows: Sequence[Row], printed: str) -> str:
+    """The rows in Markdown; ``printed`` heads the paper's column."""
+    lines = [
+        [
+            f"{METHODS[row['method']]}, {NAMES[row['sampling']]}",
+            f"{row['noise_multiplier']:.3f}",
+            f"{row['rate']:.2g}",
+            percent(row),
+            f"{row['printed']:.1f}",
+        ]
+        for row in rows
+    ]
+    header = ["", "noise", "learning rate", "accuracy, %", printed]
+    return markdown.table(header, lines, numbers=True)
+
+
+def means(rows: Sequence[Row], sampling: str) -> dict[str, float]:
+    """The mean of each method."""
+    return {row["method"]: row["mean"] for row in select(rows, sampling=sampling)}

@@ -66,7 +66,7 @@ def stepper(engine, data, **options):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--ledger", action="store_true", help="with a ledger on the disk")
     given = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -49,8 +49,8 @@ class Room:
         self.rows = [np.empty(size, dtype=np.float32) for _ in range(rows)]
 
 
-# Elements that are worth a thread: 2^16 take about a third of a millisecond a draw.
-_SHARE = 1 << 16
+# Elements that are worth a thread: starting one costs as much as 2^17 draws or so.
+_SHARE = 1 << 18
 
 
 class CpuBackend:

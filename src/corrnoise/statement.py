@@ -153,9 +153,10 @@ class Statement:
     def caveats(self) -> str:
         """What the promise takes for granted, and what it leaves out."""
         return (
-            "It assumes arithmetic without rounding, a key that nobody else has, and a number of "
-            "steps that was not chosen by looking at the results (else quote the whole run). It "
-            "does not cover other uses of the data, such as a search for hyperparameters."
+            "It assumes arithmetic without rounding and normals without an end (the stream's end "
+            "at 7.54 standard deviations), a key that nobody else has, and a number of steps that "
+            "was not chosen by looking at the results (else quote the whole run). It does not "
+            "cover other uses of the data, such as a search for hyperparameters."
         )
 
     def rows(self) -> list[tuple[str, str]]:

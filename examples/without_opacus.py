@@ -37,7 +37,7 @@ def main(epochs: int = 20) -> float:
         sums = [torch.einsum("i,i...->...", shrink, g).contiguous() for g in each.values()]
         noise.add_(sums, step, scale=plan.noise_multiplier * CLIP)
         for name, total in zip(weights, sums, strict=True):
-            speed[name] = 0.9 * speed[name] + total / plan.batch_size
+            speed[name] = 0.9 * speed[name] + total / plan.normaliser
             weights[name] = weights[name] - RATE * speed[name]
     found = functional_call(model, weights, x[-360:]).argmax(dim=1)
     return (found == y[-360:]).float().mean().item()

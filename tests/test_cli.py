@@ -375,3 +375,20 @@ def test_the_base_of_usage_errors_is_what_we_take_it_for():
 
     assert _USAGE_ERROR.__name__ == "UsageError"
     assert issubclass(typer.BadParameter, _USAGE_ERROR)
+
+
+def test_a_comparison_follows_the_plan_of_the_file(tmp_path, capsys):
+    plan = cn.plan(
+        num_examples=1437, batch_size=288, epochs=1, epsilon=8, delta=1e-4, momentum=0.5,
+        sampling="fixed", mechanisms=["bisr"],
+    )  # fmt: skip
+    path = tmp_path / "plan.json"
+    path.write_text(plan.to_json())
+    words = ["train", "--data", "digits", "--plan", str(path), "--compare", "--json"]
+    assert main(words) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["label"] for run in runs] == ["bisr", "dp_sgd"]
+    for run in runs:
+        assert cn.Plan.from_dict(run["plan"]).mechanism.workload.momentum == 0.5
+    assert main([*words, "--key", str(tmp_path / "key")]) == 2
+    assert "each of the runs has its own" in capsys.readouterr().err

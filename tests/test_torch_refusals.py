@@ -122,6 +122,19 @@ def test_a_plan_for_other_data_is_refused(change, message):
         started(plan=plan)
 
 
+def test_a_plan_before_rounding_to_float32_is_refused():
+    part = cn.Participation(18, 6, 3)
+    raw = cn.mechanisms.blt(cn.workloads.prefix_sum(18), part, num_buffers=2)
+    for mechanism in (raw, cn.noise.CorrelatedNoise(raw).mechanism):
+        found = cn.calibrate(mechanism, part, epsilon=4, delta=1e-3)
+        plan = cn.Plan(num_examples=60, batch_size=10, calibration=found)
+        if mechanism is raw:
+            with pytest.raises(ValueError, match="rounded to float32"):
+                started(plan=plan)
+        else:
+            started(plan=plan)
+
+
 def test_a_plan_comes_alone():
     plan = cn.plan(
         num_examples=60, batch_size=10, epochs=3, epsilon=4, delta=1e-3, sampling="fixed"

@@ -84,6 +84,9 @@ def test_the_default_rate_follows_the_error():
 def test_bad_settings_are_refused(digits):
     with pytest.raises(ValueError, match="learning_rate"):
         train(plan(), digits, learning_rate=-1.0)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="without a CUDA GPU"):
+            train(plan(), digits, device="cuda")
     with pytest.raises(ValueError, match="clip_norm"):
         train(plan(), digits, clip_norm=0.0)
     other = cn.plan(

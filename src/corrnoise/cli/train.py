@@ -75,6 +75,8 @@ def train(
     from corrnoise.cli import terminal
     from corrnoise.torch import datasets
 
+    if compare and key is not None:
+        raise ValueError("key must be left out with --compare: each of the runs has its own")
     found = datasets.load(data, path=data_path, label=label, value_range=value_range)
     chosen = _plan(
         plan, found, epsilon, delta, epochs, batch_size, momentum, decay, sampling, mechanisms,
@@ -82,8 +84,12 @@ def train(
     )  # fmt: skip
     plans = {chosen.mechanism.name: chosen}
     if compare and chosen.mechanism.name != "dp_sgd":
+        # A plan from a file has a workload of its own.
+        own = chosen.mechanism.workload
         plans["dp_sgd"] = _plan(
-            None, found, chosen.epsilon, chosen.delta, None, chosen.batch_size, momentum, decay,
+            None, found, chosen.epsilon, chosen.delta, None, chosen.batch_size,
+            momentum if own.momentum is None else own.momentum,
+            decay if own.decay is None else own.decay,
             chosen.sampling, ["dp_sgd"], None, steps=chosen.num_steps,
         )  # fmt: skip
     runs: list[Run] = []

@@ -61,7 +61,7 @@ class Plan:
 
     Attributes:
         num_examples: size of the dataset.
-        batch_size: declared expected batch size, by which the sum of gradients is divided.
+        batch_size: as declared; with ``num_examples`` it gives b, the steps of an epoch.
         calibration: mechanism, participation, sampling, noise, ε and δ, and how they are proven.
         lower_bound: no factorization can have a smaller ``error`` at this budget and sampling
             (``corrnoise.planning.least_error``); ``None`` where no bound is known.
@@ -112,6 +112,11 @@ class Plan:
     def noise_multiplier(self) -> float:
         """The standard deviation of Z over the clip norm."""
         return self.calibration.noise_multiplier
+
+    @property
+    def normaliser(self) -> int:
+        """The expected batch size, ⌊num_examples/b⌋: what sums of gradients are divided by."""
+        return self.num_examples // self.participation.min_sep
 
     @property
     def epsilon(self) -> float:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from corrnoise.ledger import Ledger, read_entries
 from corrnoise.noise import Key
+from corrnoise.noise.filters import Filter
 from corrnoise.planning import Plan
 from corrnoise.torch.processes import Processes
 
@@ -37,6 +38,16 @@ def check_plan(plan: Plan, loader: DataLoader[Any], epochs: int | None) -> None:
         raise ValueError(
             f"epochs must be the plan's ({plan.num_steps} steps), got {epochs} ({steps} steps); "
             "drop the argument, or plan for as many"
+        )
+
+
+def check_realized(plan: Plan) -> None:
+    """Raise unless the plan was priced for the float32 coefficients that the noise runs with."""
+    if Filter.of(plan.mechanism).realized != plan.mechanism:
+        raise ValueError(
+            f"plan must be priced for the coefficients that run, rounded to float32, got "
+            f"{plan.mechanism!r} before rounding, whose sensitivity may be smaller; use "
+            "corrnoise.plan, or calibrate CorrelatedNoise(mechanism).mechanism"
         )
 
 

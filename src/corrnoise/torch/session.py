@@ -86,6 +86,7 @@ def begin(
         the session, and what Opacus's ``make_private`` returned.
     """
     params = admission.trainable(optimizer)
+    admission.check_realized(plan)
     secret = Key.from_bytes(processes.agree(lambda: admission.open_key(key, ledger).reveal()))
     sampler = StepSampler(
         Batches.of(plan, secret, shuffled=shuffled),
@@ -111,9 +112,7 @@ def begin(
     wrapped.forbid_grad_accumulation()
     private.attach_step_hook(lambda _: None)  # the release counts, not Opacus's accountant
     # Opacus computes this as int(N·(1/b)), which rounding can make one less, and 0.
-    private.expected_batch_size = (
-        plan.num_examples // plan.participation.min_sep / processes.world_size
-    )
+    private.expected_batch_size = plan.normaliser / processes.world_size
     noise = None
     if stock["noise_generator"] is None:
         noise = CorrelatedNoise(plan.mechanism, secret, memory=plan.memory, rounds=plan.rounds)

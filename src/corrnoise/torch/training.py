@@ -20,8 +20,8 @@ from corrnoise.torch import models
 from corrnoise.torch.datasets import Data, Tensors, whole_batch
 from corrnoise.torch.engine import PrivacyEngine
 
-# How far the noise may move the weights, as a norm: between what won on CIFAR-10 (3.6) and on
-# digits (20), for every mechanism alike.
+# How far the noise may move the weights, as a norm: rate·error·√d/batch. It lies between what won
+# on CIFAR-10 (under 4) and on digits (11 and more, benchmarks/digits.json).
 _MOVE = 8.0
 # Certificates for balls-in-bins take seconds: so many along the way.
 _CERTIFICATES = 4
@@ -32,8 +32,7 @@ def default_rate(plan: Plan, clip_norm: float, num_parameters: int) -> float:
 
     The error of one weight is ``plan.error`` for a learning rate, a clip norm and a batch of 1.
     """
-    batch = plan.num_examples // plan.participation.min_sep
-    return _MOVE * batch / (plan.error * clip_norm * num_parameters**0.5)
+    return _MOVE * plan.normaliser / (plan.error * clip_norm * num_parameters**0.5)
 
 
 def train(
@@ -87,6 +86,8 @@ def train(
             "write a loop of your own with corrnoise.torch.PrivacyEngine"
         )
     clip_norm = checks.number("clip_norm", clip_norm, 0.0, open_low=True)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device must be there, got {device!r} without a CUDA GPU; use 'cpu'")
     name = model if isinstance(model, str) else type(model).__name__
     if isinstance(model, str):
         model = models.build(model, data.shape, data.num_classes, seed=seed)

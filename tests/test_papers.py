@@ -189,11 +189,42 @@ def test_the_page_is_what_the_results_say():
     from corrnoise.papers.back_to_square_roots import readme
 
     assert (FOLDER / "README.md").read_text() == readme.text(FOLDER)
-    # IMDB has not been run in full yet.
-    for name in set(paper.names()) - {"table-imdb"}:
+    for name in paper.names():
         assert f"`{name}`" in readme.text(FOLDER)
         assert (FOLDER / "figures" / f"{name}.svg").is_file()
         assert (FOLDER / "figures" / f"{name}.png").is_file()
+
+
+def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    from corrnoise.papers.back_to_square_roots import cifar10, jobs
+
+    plan = cifar10.TASK.plan("bisr", "fixed", cifar10.SMOKE)
+    setting = cifar10.Setting(0.1, 1.0)
+    first, other = (cifar10.TASK.job("a", plan, setting, seed) for seed in (0, 1))
+    made = []
+
+    def train(job, device):
+        made.append(job.seed)
+        return {"accuracy": [0.1 * job.seed], "seconds": 1.0}
+
+    monkeypatch.setenv("CORRNOISE_CACHE", str(tmp_path))
+    monkeypatch.setattr(jobs, "_train", train)
+    for _ in range(2):
+        found = dict(jobs.run_all([first, other], device="cpu"))
+        assert [found[job]["accuracy"] for job in (first, other)] == [[0.0], [0.1]]
+    assert made == [0, 1]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_imdb_trains_each_method_with_the_best_of_what_was_tried(smoke):
+    result, _ = smoke("table-imdb")
+    for row in result["data"]["rows"]:
+        mine = [t for t in result["data"]["tried"] if t["method"] == row["method"]]
+        best = max(mine, key=lambda t: t["validation"])
+        assert row["clip_norm"] == best["clip_norm"]
+        # Each is a multiple, 1 or 2, of the default rate for its own number of examples.
+        assert 2**-0.5 < row["rate"] / best["rate"] < 2**0.5
+    assert result["data"]["held_out"] == 2
 
 
 def test_the_terminal_lists_names_and_refuses_others(capsys):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import corrnoise as cn
 from corrnoise.noise.filters import Filter
@@ -18,8 +18,14 @@ from .record import SEED
 from .settings import METHODS, Row, select
 
 NUM_SEEDS = 3
-CLIP_NORM = 10.0
 NAMES = {"balls-in-bins": "amplified", "fixed": "not amplified"}
+
+
+class Setting(NamedTuple):
+    """How a method trains: the learning rate of m ← βm + x̂, and C."""
+
+    rate: float
+    clip_norm: float
 
 
 @dataclass(frozen=True)
@@ -29,21 +35,20 @@ class Task:
     Attributes:
         name: as in ``Job``.
         dataset: as in ``noise_table``, which has momentum and decay.
-        rates: learning rates as the paper prints them, by sampling and method. They belong to
-            m ← βm + (1-β)x̂; for its Algorithm 1 they are multiplied by 1 - β.
         printed: the paper's accuracies, in the order of ``noise_table.COMPARED``.
         options: more for ``corrnoise.torch.training.train``.
+        seeds: how many, by sampling; three each by default.
     """
 
     name: str
     dataset: str
-    rates: Mapping[str, Mapping[str, float]]
     printed: Mapping[str, Sequence[float]]
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    seeds: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(NAMES, NUM_SEEDS))
 
-    def rate(self, method: str, sampling: str) -> float:
-        """The learning rate of Algorithm 1."""
-        return self.rates[sampling][method] * (1 - noise_table.DATASETS[self.dataset]["momentum"])
+    def methods(self, *, gpu: bool) -> Sequence[str]:
+        """Those that are compared; without a GPU, two."""
+        return noise_table.COMPARED if gpu else ("dp_sgd", "bisr")
 
     def plan(self, method: str, sampling: Any, size: Mapping[str, int]) -> cn.Plan:
         """(9, 1e-5)-DP with the paper's bandwidth, for the coefficients that run in float32."""
@@ -71,39 +76,58 @@ class Task:
         key = f"{self.name} {method} {sampling} {num_examples} {batch_size} {epochs}"
         return cached_plan(key, make)
 
-    def run(self, size: Mapping[str, int], *, gpu: bool, progress: Progress | None) -> list[Row]:
-        """Train every method with three seeds; without a GPU, two methods and one seed."""
-        seeds = range(NUM_SEEDS) if gpu else range(1)
-        methods = noise_table.COMPARED if gpu else ("dp_sgd", "bisr")
+    def job(self, name: str, plan: cn.Plan, setting: Setting, seed: int, **more: Any) -> Job:
+        """One run of the task."""
+        return Job(
+            name=name,
+            plan=plan.to_json(),
+            seed=seed,
+            rate=setting.rate,
+            clip_norm=setting.clip_norm,
+            options=tuple(self.options.items()),
+            task=self.name,
+            **more,
+        )
+
+    def run(
+        self,
+        size: Mapping[str, int],
+        *,
+        gpu: bool,
+        setting: Callable[[str, str, cn.Plan], Setting],
+        progress: Progress | None,
+    ) -> list[Row]:
+        """Train every method with every seed; without a GPU, two methods and one seed."""
         samplings = noise_table.SAMPLINGS if gpu else ("fixed",)
-        plans = {(m, s): self.plan(m, s, size) for s in samplings for m in methods}
+        plans = {
+            (method, sampling): self.plan(method, sampling, size)
+            for sampling in samplings
+            for method in self.methods(gpu=gpu)
+        }
+        chosen = {case: setting(*case, plan) for case, plan in plans.items()}
         jobs = [
-            Job(
-                name=f"{method}/{sampling}",
-                plan=plan.to_json(),
-                seed=seed,
-                rate=self.rate(method, sampling),
-                clip_norm=CLIP_NORM,
-                options=tuple(self.options.items()),
-                size=None if gpu else size["num_examples"],
-                task=self.name,
+            self.job(
+                "/".join(case), plan, chosen[case], seed, size=None if gpu else size["num_examples"]
             )
-            for (method, sampling), plan in plans.items()
-            for seed in seeds
+            for seed in range(max(self.seeds.values()))
+            for case, plan in plans.items()
+            if seed < (self.seeds[case[1]] if gpu else 1)
         ]
         found: dict[str, dict[int, Any]] = {job.name: {} for job in jobs}
-        for done, (job, result) in enumerate(run_all(jobs, device="cuda" if gpu else "cpu"), 1):
+        done = run_all(jobs, device="cuda" if gpu else "cpu")
+        for count, (job, result) in enumerate(done, 1):
             found[job.name][job.seed] = result
             if progress is not None:
-                progress(done, len(jobs))
+                progress(count, len(jobs))
         return [
             {
                 "method": method,
                 "sampling": sampling,
                 "noise_multiplier": plan.noise_multiplier,
                 "kind": plan.calibration.kind,
-                "rate": self.rate(method, sampling),
-                **summary([found[f"{method}/{sampling}"][seed] for seed in seeds]),
+                "rate": chosen[method, sampling].rate,
+                "clip_norm": chosen[method, sampling].clip_norm,
+                **summary([run for _, run in sorted(found[f"{method}/{sampling}"].items())]),
                 "printed": self.printed[sampling][noise_table.COMPARED.index(method)],
             }
             for (method, sampling), plan in plans.items()
@@ -121,10 +145,10 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> Row:
     }
 
 
-def percent(row: Row) -> str:
+def percent(row: Row, digits: int = 1) -> str:
     """The mean and its standard error."""
     error = row["standard_error"]
-    return f"{row['mean']:.1f}" + (f" ± {error:.1f}" if error is not None else "")
+    return f"{row['mean']:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "")
 
 
 def device_name() -> str:
@@ -158,19 +182,20 @@ def draw(result: dict[str, Any], folder: Path) -> None:
                 low, high = [min(values) for values in each], [max(values) for values in each]
                 panel.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
             panel.set(title=NAMES[sampling], xlabel="epoch")
+            panel.xaxis.get_major_locator().set_params(integer=True)
         axes[0][0].set_ylabel("test accuracy, %")
         style.legend(figure, axes[0])
 
 
-def table(rows: Sequence[Row], printed: str) -> str:
+def table(rows: Sequence[Row], printed: str, digits: int = 1) -> str:
     """The rows in Markdown; ``printed`` heads the paper's column."""
     lines = [
         [
             f"{METHODS[row['method']]}, {NAMES[row['sampling']]}",
             f"{row['noise_multiplier']:.3f}",
             f"{row['rate']:.2g}",
-            percent(row),
-            f"{row['printed']:.1f}",
+            percent(row, digits),
+            f"{row['printed']:.{digits}f}",
         ]
         for row in rows
     ]

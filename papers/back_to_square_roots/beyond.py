@@ -15,8 +15,8 @@ import corrnoise as cn
 from corrnoise.noise.filters import Filter
 
 from . import markdown, noise_table, style
-from .accuracy import CLIP_NORM, NUM_SEEDS, device_name, percent, summary
-from .cifar10 import FULL, REDUCED, SMOKE
+from .accuracy import NUM_SEEDS, device_name, percent, summary
+from .cifar10 import CLIP_NORM, FULL, REDUCED, SMOKE
 from .jobs import Job, cached_plan, cuda, run_all
 from .progress import Progress
 from .record import SEED
@@ -91,10 +91,7 @@ def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
     inside = {**size, "num_examples": size["num_examples"] - held}
     cases = grid(not gpu)
     plans = {name: plan_of(name, **inside) for name in dict.fromkeys(case[0] for case in cases)}
-    jobs = [
-        _job(case, plans[case[0]], 100, held if gpu else 0, inside if not gpu else None)
-        for case in cases
-    ]
+    jobs = [_job(case, plans[case[0]], 100, held, None if gpu else size) for case in cases]
     scores: dict[str, Any] = {}
     total = len(jobs) + (2 * NUM_SEEDS if gpu else 1)
     done = 0

@@ -1,7 +1,13 @@
-"""Training runs side by side: one process each, several on one GPU, results as they come."""
+"""Training runs side by side: one process each, several on one GPU, results as they come.
+
+With a folder in CORRNOISE_CACHE, plans, tokens and finished runs are kept there: an interrupted
+experiment goes on where it stopped.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +33,7 @@ class Job:
         seed: of the initial weights.
         rate: learning rate of m ← βm + x̂.
         clip_norm: C.
-        validation: so many of the training images, the last ones, are held out and evaluated on.
+        validation: so many of the training examples, the last ones, are held out and evaluated on.
         options: more for ``corrnoise.torch.training.train``.
         size: examples of the training set that are used; all by default.
         task: "cifar10" or "imdb".
@@ -58,14 +64,21 @@ def data_path() -> Path | None:
 
 
 def cached_plan(key: str, make: Callable[[], Plan]) -> Plan:
-    """A plan, kept in the folder CORRNOISE_CACHE if there is one: certificates take seconds."""
+    """A plan, made once: certificates take seconds."""
+    return Plan.from_json(kept(key + ".json", lambda: make().to_json().encode()).decode())
+
+
+def kept(name: str, make: Callable[[], bytes]) -> bytes:
+    """What ``make`` gives, once for each name if there is a folder to keep it in."""
     folder = os.environ.get("CORRNOISE_CACHE")
     if folder is None:
         return make()
-    path = Path(folder) / (re.sub(r"[^a-z0-9]+", "-", key.lower()) + ".json")
+    path = Path(folder) / re.sub(r"[^a-z0-9.]+", "-", name.lower())
     if not path.exists():
-        path.write_text(make().to_json())
-    return Plan.from_json(path.read_text())
+        half = path.with_name(f"{path.name}.{os.getpid()}")
+        half.write_bytes(make())
+        half.replace(path)
+    return path.read_bytes()
 
 
 def run_all(jobs: Sequence[Job], *, device: str) -> Iterator[tuple[Job, dict[str, Any]]]:
@@ -80,11 +93,16 @@ def run_all(jobs: Sequence[Job], *, device: str) -> Iterator[tuple[Job, dict[str
             yield running[done], done.result()
 
 
-_DATA: dict[str, Any] = {}
+_DATA: dict[tuple[str, int | None], Any] = {}
 
 
 def train(job: Job, device: str) -> dict[str, Any]:
     """One run; plain values."""
+    digest = hashlib.sha256(repr((job, device)).encode()).hexdigest()[:16]
+    return json.loads(kept(f"run {digest}.json", lambda: json.dumps(_train(job, device)).encode()))
+
+
+def _train(job: Job, device: str) -> dict[str, Any]:
     import torch
 
     from corrnoise.torch import training
@@ -93,7 +111,11 @@ def train(job: Job, device: str) -> dict[str, Any]:
         torch.set_num_threads(2)  # several runs share the processors too
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
-    data, model = _imdb(job) if job.task == "imdb" else (_cifar10(job), "convnet")
+    data, model = _data(job), "convnet"
+    if job.task == "imdb":
+        from . import imdb
+
+        model = imdb.network(job.seed)
     found = training.train(
         Plan.from_json(job.plan),
         data,
@@ -111,28 +133,25 @@ def train(job: Job, device: str) -> dict[str, Any]:
     }
 
 
-def _cifar10(job: Job) -> Any:
+def _data(job: Job) -> Any:
+    """The examples of a job: all, or the first ones, with the last ones of them held out."""
     from corrnoise.torch import datasets
 
-    if "cifar10" not in _DATA:
-        _DATA["cifar10"] = datasets.load("cifar10", path=data_path())
-    data = _DATA["cifar10"]
-    if job.size is None and not job.validation:
-        return data
-    train_part, test_part = data.train, data.test
-    if job.validation:
-        inside = len(train_part) - job.validation
-        test_part = datasets.Tensors(train_part.inputs[inside:], train_part.labels[inside:])
-        train_part = datasets.Tensors(train_part.inputs[:inside], train_part.labels[:inside])
+    key = job.task, job.size
+    if key not in _DATA:
+        if job.task == "imdb":
+            from . import imdb
+
+            _DATA[key] = imdb.tokens(job.size)
+        else:
+            _DATA[key] = datasets.load(job.task, path=data_path())
+    data = _DATA[key]
+    train, test = data.train, data.test
     if job.size is not None:
-        train_part = datasets.Tensors(train_part.inputs[: job.size], train_part.labels[: job.size])
-        test_part = datasets.Tensors(test_part.inputs[:1000], test_part.labels[:1000])
-    return datasets.Data("cifar10", train_part, test_part, data.num_classes)
-
-
-def _imdb(job: Job) -> tuple[Any, Any]:
-    from . import imdb
-
-    if "imdb" not in _DATA:
-        _DATA["imdb"] = imdb.tokens(job.size)
-    return _DATA["imdb"], imdb.network(job.seed)
+        train = datasets.Tensors(train.inputs[: job.size], train.labels[: job.size])
+        test = datasets.Tensors(test.inputs[:1000], test.labels[:1000])
+    if job.validation:
+        inside = len(train) - job.validation
+        test = datasets.Tensors(train.inputs[inside:], train.labels[inside:])
+        train = datasets.Tensors(train.inputs[:inside], train.labels[:inside])
+    return datasets.Data(data.name, train, test, data.num_classes)

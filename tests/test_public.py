@@ -13,6 +13,7 @@ def test_public_names():
         "Workload",
         "account",
         "accounting",
+        "amplified_band_inv_mf",
         "bounds",
         "calibrate",
         "epsilon_of",

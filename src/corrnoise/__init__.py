@@ -4,7 +4,7 @@ from corrnoise import accounting, bounds, mechanisms, noise, planning, sampling,
 from corrnoise.accounting import Calibration, account, calibrate, epsilon_of
 from corrnoise.bounds import lower_bound
 from corrnoise.participation import Participation
-from corrnoise.planning import Plan, plan
+from corrnoise.planning import Plan, amplified_band_inv_mf, plan
 from corrnoise.sensitivity import Sensitivity
 from corrnoise.workloads import Workload
 
@@ -16,6 +16,7 @@ __all__ = [
     "Workload",
     "account",
     "accounting",
+    "amplified_band_inv_mf",
     "bounds",
     "calibrate",
     "epsilon_of",

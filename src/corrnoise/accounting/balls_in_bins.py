@@ -141,48 +141,53 @@ class _Tilt:
 
 def _tilt_remove(bins: Bins, sigma: float, epsilon: float) -> _Tilt:
     d = bins.squares / sigma**2
-    tuples = min(
-        (_best_tuples(bins, sigma, epsilon, folds) for folds in _folds(bins)),
-        key=lambda t: t.log_largest,
-    )
-    theta, folds = tuples.theta, tuples.folds
+    chosen = tuples(bins, sigma, epsilon)
+    theta, folds = chosen.theta, chosen.folds
 
     def values(generator: np.random.Generator, noise: Array) -> Array:
         x = noise / sigma
-        for chosen in tuples.draw(generator, noise.shape[0]):
-            x += bins.gram[chosen] * (theta / sigma**2)
+        for bin_ in chosen.draw(generator, noise.shape[0]):
+            x += bins.gram[bin_] * (theta / sigma**2)
         x -= d / 2.0
         top = np.max(x, axis=1, keepdims=True)
         x -= top
         loss = top[:, 0] + np.log(np.mean(np.exp(x), axis=1))
         x *= theta
         power = folds * (theta * top[:, 0] + np.log(np.mean(np.exp(x, out=x), axis=1)))
-        weight = np.exp(np.minimum(loss - power + tuples.log_z, 700.0))
+        weight = np.exp(np.minimum(loss - power + chosen.log_z, 700.0))
         return weight * -np.expm1(np.minimum(epsilon - loss, 0.0))
 
     # e^700, where the weights are cut as well, certifies nothing.
-    return _Tilt(values, math.exp(min(tuples.log_largest, 700.0)))
+    return _Tilt(values, math.exp(min(chosen.log_largest, 700.0)))
+
+
+def tuples(bins: Bins, sigma: float, epsilon: float) -> Tuples:
+    """The number of folds and the θ with the least W."""
+    return min(
+        (_best_tuples(bins, sigma, epsilon, folds) for folds in _folds(bins)),
+        key=lambda t: t.log_largest,
+    )
 
 
 def _folds(bins: Bins) -> tuple[int, ...]:
     return (1, 2, 3) if bins.num_bins <= _MOST_TRIPLES else (1, 2)
 
 
-def _best_tuples(bins: Bins, sigma: float, epsilon: float, folds: int) -> _Tuples:
+def _best_tuples(bins: Bins, sigma: float, epsilon: float, folds: int) -> Tuples:
     """The θ with the least W for this number of folds."""
     from scipy.optimize import minimize_scalar
 
     def log_largest(log_excess: float) -> float:
         theta = (1.0 + math.exp(log_excess)) / folds
-        return _Tuples(bins, sigma, epsilon, theta, folds).log_largest
+        return Tuples(bins, sigma, epsilon, theta, folds).log_largest
 
     found = minimize_scalar(
         log_largest, bounds=(-4.0, 6.0), method="bounded", options={"xatol": 1e-2}
     )
-    return _Tuples(bins, sigma, epsilon, (1.0 + math.exp(float(found.x))) / folds, folds)
+    return Tuples(bins, sigma, epsilon, (1.0 + math.exp(float(found.x))) / folds, folds)
 
 
-class _Tuples:
+class Tuples:
     """The distribution of f-tuples of bins, f = 1, 2 or 3, and the constants Z and W."""
 
     def __init__(self, bins: Bins, sigma: float, epsilon: float, theta: float, folds: int) -> None:

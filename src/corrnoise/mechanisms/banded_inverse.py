@@ -7,7 +7,13 @@ import numpy.typing as npt
 
 from corrnoise.error import ErrorKind, check_kind
 from corrnoise.mechanisms.mechanism import Mechanism
-from corrnoise.mechanisms.optimizer import FactorGradients, Trace, optimize
+from corrnoise.mechanisms.optimizer import (
+    FactorGradients,
+    SquaredSensitivity,
+    Trace,
+    descend,
+    optimize,
+)
 from corrnoise.mechanisms.square_root import bands
 from corrnoise.participation import Participation
 from corrnoise.rational import Rational
@@ -67,4 +73,19 @@ def band_inv_mf(
         check_kind(error),
         radius=0.01,
         trace=trace,
+    )
+
+
+def repriced(
+    mechanism: Mechanism, participation: Participation, square: SquaredSensitivity
+) -> Mechanism:
+    """A banded C⁻¹ with less error than this one, where C costs ``square`` and its gradient."""
+    (coef,) = mechanism.noising.numerator
+    return descend(
+        "band_inv_mf",
+        _BandedInverse(),
+        coef[1:] / coef[0],
+        mechanism.workload,
+        participation,
+        square,
     )

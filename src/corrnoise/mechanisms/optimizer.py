@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -31,7 +31,7 @@ from corrnoise import sensitivity as _sensitivity
 from corrnoise import toeplitz
 from corrnoise.error import ErrorKind, coefficient_weights
 from corrnoise.mechanisms.mechanism import Mechanism, Optimization
-from corrnoise.mechanisms.solver import Solver
+from corrnoise.mechanisms.solver import Solution, Solver
 from corrnoise.participation import Participation
 from corrnoise.rational import Rational
 from corrnoise.workloads import Workload
@@ -47,6 +47,7 @@ _WALL = 20.0
 _FEW = 4
 _TIGHT = 5e-4
 _SOLVER = Solver(memory=40, iterations=600, tolerance=1e-12)
+_ROUGH, _ROUGH_RADIUS = Solver(memory=20, iterations=40, tolerance=1e-5), 0.01
 _SMOOTHINGS = (1e-3, 1e-5, 0.0)
 
 
@@ -112,6 +113,23 @@ def optimize(
     return Mechanism(name, workload, family.series(run.best_variables), found)
 
 
+def descend(
+    name: str,
+    family: Family,
+    start: Array,
+    workload: Workload,
+    participation: Participation,
+    square: SquaredSensitivity,
+) -> Mechanism:
+    """Less error than at ``start``, where C costs ``square`` instead of a squared sensitivity.
+
+    That price is an estimate, so nothing is certified, and a rough optimum is enough.
+    """
+    run = _Run(name, family, workload, participation, "mean")
+    found = run.minimize(start, square, _ROUGH_RADIUS, _ROUGH)
+    return Mechanism(name, workload, family.series(found.point))
+
+
 @dataclass(frozen=True)
 class _Status:
     converged: bool
@@ -162,8 +180,19 @@ class _Run:
         return value <= math.sqrt(attained) * (1.0 + _TIGHT)
 
     def search(self, start: Array, square: SquaredSensitivity, radius: float) -> _Status:
+        """Minimise, and remember the point that was found."""
+        before = self.best_error
+        result = self.minimize(start, square, radius)
+        tight = self.certify(result.point)
+        # At a kink of the certified bound the line search fails although nothing is left to gain.
+        stalled = self.best_error > before * (1.0 - 1e-6)
+        return _Status(result.converged or stalled, result.message, tight)
+
+    def minimize(
+        self, start: Array, square: SquaredSensitivity, radius: float, solver: Solver | None = None
+    ) -> Solution:
         """L-BFGS from ``start``; again, with a shorter first step, where it stops at once."""
-        point, before = start, self.best_error
+        point = start
         first = self.objective(start, square, math.inf)[0]
         self.report(first)
         wall = first + _WALL
@@ -174,15 +203,11 @@ class _Run:
                 value, gradient = self.objective(base + scale * s, square, wall)
                 return value, scale * gradient
 
-            result = _SOLVER.minimize(scaled, np.zeros_like(start), self.report)
+            result = (solver or _SOLVER).minimize(scaled, np.zeros_like(start), self.report)
             point = base + scale * result.point
             if result.iterations >= _FEW or radius < 1e-5:
-                break
+                return replace(result, point=point)
             radius /= 10.0
-        tight = self.certify(point)
-        # At a kink of the certified bound the line search fails although nothing is left to gain.
-        stalled = self.best_error > before * (1.0 - 1e-6)
-        return _Status(result.converged or stalled, result.message, tight)
 
     def report(self, objective: float) -> None:
         """Tell the trace the error behind this objective."""
@@ -207,6 +232,8 @@ class _Run:
         ):
             return wall, np.zeros_like(variables)
         sens, sens_slope = square(c)
+        if sens == math.inf:
+            return wall, np.zeros_like(variables)
         error_slope = weighted * (2.0 / error)
         sens_slope = sens_slope / sens
 

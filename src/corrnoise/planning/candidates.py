@@ -10,6 +10,7 @@ from corrnoise.accounting import Sampling
 from corrnoise.mechanisms import DenseMechanism, Mechanism
 from corrnoise.mechanisms.by_name import BANDED, NAMES
 from corrnoise.participation import Participation
+from corrnoise.planning.amplified import amplified_band_inv_mf
 from corrnoise.workloads import Workload
 
 # A dense factorization of more steps takes longer than all other candidates together.
@@ -18,6 +19,8 @@ _LARGEST_DENSE = 128
 MOST_BANDS = 32
 _BISR_BANDS = (2, 4, 8, 11, 16, 23, MOST_BANDS)
 _BAND_INV_MF_BANDS = (2, 4, 16, MOST_BANDS)
+# Those optimised under amplification, and the n·b up to which each takes seconds.
+_AMPLIFIED_BANDS = {4: 10**6, 16: 2 * 10**5}
 _BUFFERS = (1, 2, 4)
 
 
@@ -30,13 +33,15 @@ class Candidate:
         size: the number of bands, or of buffers; ``None`` for "dense".
         workload: A.
         tuned: the participation to optimise for.
-        note: says so where that is not the run's own.
+        budget: (ε, δ), where it is optimised for the noise of balls-in-bins at this budget.
+        note: says so where it is not optimised for the sensitivity of the run itself.
     """
 
     name: str
     size: int | None
     workload: Workload
     tuned: Participation
+    budget: tuple[float, float] | None = None
     note: str = ""
 
     @property
@@ -52,7 +57,12 @@ class Candidate:
 
     def build(self) -> Mechanism | DenseMechanism:
         """The mechanism."""
-        return mechanisms.build(self.name, self.workload, self.tuned, self.size)
+        if self.budget is None or self.size is None:
+            return mechanisms.build(self.name, self.workload, self.tuned, self.size)
+        epsilon, delta = self.budget
+        return amplified_band_inv_mf(
+            self.workload, self.tuned, self.size, epsilon=epsilon, delta=delta
+        )
 
 
 def candidates(
@@ -60,6 +70,7 @@ def candidates(
     participation: Participation,
     sampling: Sampling,
     *,
+    budget: tuple[float, float],
     memory: float | None,
     families: Sequence[str] | None,
     num_bands: int | None,
@@ -70,6 +81,7 @@ def candidates(
         workload: A.
         participation: n, b, k.
         sampling: amplification asks for other sizes than fixed batches do.
+        budget: (ε, δ).
         memory: as in ``plan``; a banded C is tried at the size that just fits.
         families: names; all by default, or the banded ones where ``num_bands`` is given.
         num_bands: this p alone.
@@ -85,15 +97,17 @@ def candidates(
             families = [name for name in families if name != "dense"]
     for name in families:
         tunings = [participation]
-        usable = name == "band_inv_mf" or (name == "blt" and memory != 0)
-        if usable and sampling == "balls-in-bins":
+        if name == "blt" and memory != 0 and sampling == "balls-in-bins":
             tunings += _shorter(participation)
         for tuned in tunings:
             note = "" if tuned == participation else f", tuned for b={tuned.min_sep}"
             asked = num_bands is not None and name in BANDED
             sizes = [num_bands] if asked else _sizes(name, workload, tuned, sampling, memory)
             for size in sizes:
-                yield Candidate(name, size, workload, tuned, note)
+                yield Candidate(name, size, workload, tuned, note=note)
+        if name == "band_inv_mf" and sampling == "balls-in-bins":
+            for size in _amplified_bands(participation, num_bands):
+                yield Candidate(name, size, workload, participation, budget, ", amplified")
 
 
 def _sizes(
@@ -138,6 +152,14 @@ def _shorter(participation: Participation) -> list[Participation]:
     """
     n, b = participation.num_steps, participation.min_sep
     return [Participation(n, b // share, -(-n // (b // share))) for share in (2, 4) if b >= share]
+
+
+def _amplified_bands(participation: Participation, num_bands: int | None) -> list[int]:
+    """Sizes to optimise under amplification: as many as the time of a plan allows."""
+    if num_bands is not None:
+        return [num_bands]
+    n, b = participation.num_steps, participation.min_sep
+    return [p for p, most in _AMPLIFIED_BANDS.items() if p <= n and n * b <= most]
 
 
 def _band_inv_mf_bands(tuned: Participation, sampling: Sampling) -> list[int]:

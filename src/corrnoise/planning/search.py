@@ -98,6 +98,7 @@ def plan(
             workload,
             part,
             sampling,
+            budget=(epsilon, delta),
             memory=memory,
             families=mechanisms,
             num_bands=num_bands,

@@ -1,0 +1,190 @@
+r"""The noise that balls-in-bins needs, with its gradient for C: to optimise, not to certify.
+
+With the notation of ``balls_in_bins``, y is drawn once and for all as θ(m_{j_1} + … + m_{j_f}) +
+σz: tuples of bins from the distribution q that fits a first strategy, and z standard normal. For
+any other strategy, with w(j) the weight of a tuple,
+
+    δ ≈ (1/N) Σ_i  w(j_i)/(b^f q(j_i)) · e^{L_i}/(mean_j e^{θx_ij})^f · (1 - e^{ε-L_i})_+ ,
+
+unbiased, and smooth almost everywhere: everything in it is a function of the inner products of the
+means with each other and with the z_i. One product with the n×N matrix of the z_i, and one for the
+gradient, are all that is large: O(nbN). σ solves δ(σ, C) = δ by Newton's method in the logarithms,
+and its gradient is that of δ by the theorem of the implicit function.
+
+More than 500 bins are thinned out, as in ``bins``. A coefficient of C below 0 counts as 0, with a
+penalty, since the analysis needs C ≥ 0. Only removing an example counts: adding is seldom worse.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise.accounting import balls_in_bins
+from corrnoise.accounting.bins import Bins
+from corrnoise.participation import Participation
+
+Array = npt.NDArray[np.float64]
+
+_MOST_BINS = 500
+# Operations of one product; more draws would take longer than they gain.
+_PRODUCT = 2e9
+_PENALTY = 1e3
+_NEWTON_STEPS = 30
+# With less than this part of the effective draws of the first C, another is too far from it.
+_FEWEST = 0.25
+
+
+@dataclass(frozen=True)
+class _Slopes:
+    """Log δ; its derivatives for log σ, for the Gram matrix, and for the products with z.
+
+    ``draws`` is the effective number of draws.
+    """
+
+    draws: float
+    log_delta: float
+    by_log_sigma: float
+    by_gram: Array
+    by_products: Array
+
+
+class AmplifiedNoise:
+    """σ² and its gradient, for strategies not too far from the one that it was made for."""
+
+    def __init__(
+        self,
+        strategy_coef: Array,
+        participation: Participation,
+        *,
+        epsilon: float,
+        delta: float,
+        noise_multiplier: float,
+        seed: int = 0,
+    ) -> None:
+        self.participation, self.epsilon, self.delta = participation, epsilon, delta
+        from scipy.sparse import csr_matrix  # deferred, like all of SciPy, for a quick import
+
+        n, b = participation.num_steps, participation.min_sep
+        self.delays = np.arange(0, b, -(-b // _MOST_BINS))
+        draws = int(min(2_000.0, max(500.0, _PRODUCT / (n * self.delays.size))))
+        generator = np.random.default_rng(seed)
+        means = self._means(np.maximum(strategy_coef, 0.0))
+        gram = means.T @ means
+        tuples = balls_in_bins.tuples(Bins(gram), noise_multiplier, epsilon)
+        self.theta, self.folds = tuples.theta, tuples.folds
+        self.chosen = tuples.draw(generator, draws)
+        self.normals = generator.standard_normal((draws, n))
+        # For each fold, the b×N matrix that adds up what belongs to the same bin.
+        b, ones, at = self.delays.size, np.ones(draws), np.arange(draws)
+        self.picks = [csr_matrix((ones, (j, at)), (b, draws)) for j in self.chosen]
+        self.log_sigma, self.square = math.log(noise_multiplier), float(gram[0, 0])
+        # q(j) = w(j)/(b^f Z) for this strategy.
+        self.log_base = self._log_weights(gram / noise_multiplier**2) - tuples.log_z
+        self.fewest = 0.0
+        first = self._at(self.log_sigma, gram, self.normals @ means)
+        self.fewest = _FEWEST * first.draws if first is not None else math.inf
+
+    def __call__(self, strategy_coef: Array) -> tuple[float, Array]:
+        """σ² where δ is met, and its gradient for the coefficients of C."""
+        below = np.minimum(strategy_coef, 0.0)
+        means = self._means(strategy_coef - below)
+        gram, products = means.T @ means, self.normals @ means
+        log_sigma = self.log_sigma + 0.5 * math.log(gram[0, 0] / self.square)
+        for _ in range(_NEWTON_STEPS):
+            found = self._at(log_sigma, gram, products)
+            if found is None:
+                return math.inf, np.zeros_like(strategy_coef)
+            change = (math.log(self.delta) - found.log_delta) / found.by_log_sigma
+            log_sigma += max(-0.2, min(0.2, change))
+            if abs(change) < 1e-7:
+                break
+        else:
+            return math.inf, np.zeros_like(strategy_coef)
+        by_means = self.normals.T @ found.by_products + means @ (found.by_gram + found.by_gram.T)
+        squared = math.exp(2.0 * log_sigma)
+        gradient = self._by_coef(by_means) * (-2.0 * squared / found.by_log_sigma)
+        excess = _PENALTY * float(np.sum(below**2))
+        factor = math.exp(min(excess, 50.0))
+        inside = strategy_coef > 0.0
+        return squared * factor, factor * (gradient * inside + squared * 2.0 * _PENALTY * below)
+
+    def _at(self, log_sigma: float, gram: Array, products: Array) -> _Slopes | None:
+        """Log δ and its derivatives; ``None`` where too few of the draws count."""
+        sigma, theta, folds, count = math.exp(log_sigma), self.theta, self.folds, len(products)
+        scaled = gram / sigma**2
+        linear = products / sigma
+        shift = sum(scaled[j] for j in self.chosen) * theta
+        x = linear + shift - np.diag(scaled) / 2.0
+        top = np.max(x, axis=1, keepdims=True)
+        share = np.exp(x - top)
+        loss = top[:, 0] + np.log(np.mean(share, axis=1))
+        share /= np.sum(share, axis=1, keepdims=True)
+        tilted = np.exp(theta * (x - top))
+        power = theta * top[:, 0] + np.log(np.mean(tilted, axis=1))
+        tilted /= np.sum(tilted, axis=1, keepdims=True)
+        inside = loss > self.epsilon
+        gain = -np.expm1(np.where(inside, self.epsilon - loss, -1.0))
+        logs = self._log_weights(scaled) - self.log_base + loss - folds * power + np.log(gain)
+        logs = np.where(inside, logs, -np.inf)
+        highest = float(np.max(logs))
+        if highest == -math.inf:
+            return None
+        terms = np.exp(logs - highest)
+        total = float(np.sum(terms))
+        terms /= total
+        draws = 1.0 / float(np.sum(terms**2))
+        if not draws > self.fewest:
+            return None
+        # d log term = dw + (1 + (1-gain)/gain)·dL - f·d power; 1 + (1-gain)/gain = 1/gain.
+        by_x = (terms / gain)[:, None] * share - (terms * folds * theta)[:, None] * tilted
+        b = gram.shape[0]
+        by_scaled = np.zeros((b, b))
+        for pick in self.picks:
+            by_scaled += theta * (pick @ by_x)
+        diagonal = -0.5 * np.sum(by_x, axis=0)
+        for a, j in enumerate(self.chosen):
+            diagonal += (theta**2 - theta) / 2.0 * np.bincount(j, terms, b)
+            for k in self.chosen[a + 1 :]:
+                by_scaled += theta**2 * np.bincount(j * b + k, terms, b * b).reshape(b, b)
+        by_scaled[np.diag_indices(b)] += diagonal
+        by_log_sigma = -float(np.sum(by_x * linear)) - 2.0 * float(np.sum(by_scaled * scaled))
+        log_delta = highest + math.log(total / count)
+        return _Slopes(draws, log_delta, by_log_sigma, by_scaled / sigma**2, by_x / sigma)
+
+    def _log_weights(self, scaled: Array) -> Array:
+        """Log w of the chosen tuples, for the Gram matrix over σ²."""
+        theta, d = self.theta, np.diag(scaled)
+        result = np.zeros(len(self.chosen[0]))
+        for a, j in enumerate(self.chosen):
+            result += (theta**2 - theta) / 2.0 * d[j]
+            for k in self.chosen[a + 1 :]:
+                result += theta**2 * scaled[j, k]
+        return result
+
+    def _means(self, coef: Array) -> Array:
+        """m_j for each of the bins that count, n×b."""
+        n, b = coef.size, self.participation.min_sep
+        s = coef.copy()
+        for start in range(b, n, b):
+            stop = min(start + b, n)
+            s[start:stop] += s[start - b : stop - b]
+        result = np.zeros((n, self.delays.size))
+        for column, delay in enumerate(self.delays):
+            result[delay:, column] = s[: n - delay]
+        return result
+
+    def _by_coef(self, by_means: Array) -> Array:
+        """The transpose of ``_means``."""
+        n, b = len(by_means), self.participation.min_sep
+        result = np.zeros(n)
+        for column, delay in enumerate(self.delays):
+            result[: n - delay] += by_means[delay:, column]
+        last = (n - 1) // b * b
+        for start in range(last, 0, -b):
+            stop = min(start + b, n)
+            result[start - b : stop - b] += result[start:stop]
+        return result

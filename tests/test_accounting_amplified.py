@@ -1,0 +1,120 @@
+"""The noise of balls-in-bins with its gradient, and Band-Inv-MF optimised for it."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import corrnoise as cn
+from corrnoise.accounting import estimate_noise, valid_samplings
+from corrnoise.accounting.amplified_noise import AmplifiedNoise
+
+BUDGET = {"epsilon": 2.0, "delta": 1e-5}
+
+
+def priced(mechanism, part, seed=0, **budget):
+    budget = BUDGET | budget
+    sigma = estimate_noise(mechanism, part, **budget)
+    return AmplifiedNoise(
+        mechanism.strategy_coef, part, noise_multiplier=sigma, seed=seed, **budget
+    ), sigma
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.sampled_from([(24, 6), (20, 6), (30, 1), (12, 12)]),
+    st.sampled_from([0.5, 2.0, 6.0]),
+    st.floats(0.0, 0.9),
+    st.integers(0, 99),
+)
+def test_the_gradient_is_that_of_the_noise(shape, epsilon, momentum, seed):
+    n, b = shape
+    part = cn.Participation(n, b, -(-n // b))
+    mechanism = cn.mechanisms.bisr(cn.workloads.sgd(n, momentum=momentum), 3)
+    noise, _ = priced(mechanism, part, seed, epsilon=epsilon)
+    generator = np.random.default_rng(seed)
+    # At a strategy beside the one that the draws were made for.
+    c = mechanism.strategy_coef * (1.0 + 0.02 * generator.random(n))
+    squared, gradient = noise(c)
+    assert squared < math.inf
+    along = generator.standard_normal(n) * c
+    along /= np.linalg.norm(along)
+    step = 1e-5
+    change = noise(c + step * along)[0] - noise(c - step * along)[0]
+    assert gradient @ along == pytest.approx(
+        change / (2 * step), rel=1e-3, abs=1e-5 * np.linalg.norm(gradient)
+    )
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-6), (2.0, 1e-5), (8.0, 1e-8)])
+def test_the_noise_is_what_the_accountant_finds(epsilon, delta):
+    part = cn.Participation(60, 12, 5)
+    workload = cn.workloads.sgd(60, momentum=0.5)
+    budget = {"epsilon": epsilon, "delta": delta}
+    noise, sigma = priced(cn.mechanisms.bisr(workload, 4), part, **budget)
+    for mechanism in (
+        cn.mechanisms.bisr(workload, 4),
+        cn.mechanisms.bisr(workload, 3),
+        cn.mechanisms.bisr(workload, 6),
+    ):
+        exact = cn.calibrate(
+            mechanism, part, sampling="balls-in-bins", samples=200_000, **budget
+        ).noise_multiplier
+        # The 2,000 draws tell δ to some per cent, and σ to a fraction of that.
+        assert math.sqrt(noise(mechanism.strategy_coef)[0]) == pytest.approx(exact, rel=0.03)
+    assert sigma > 0.0
+
+
+def test_more_bins_than_500_are_thinned():
+    part = cn.Participation(1010, 1010, 1)
+    mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(1010), 3)
+    noise, sigma = priced(mechanism, part)
+    assert noise.delays.size == 337
+    # The accountant's has room for its certificate, which many bins make wider.
+    assert math.sqrt(noise(mechanism.strategy_coef)[0]) == pytest.approx(sigma, rel=0.15)
+
+
+def test_negative_coefficients_cost_more_and_far_strategies_are_out_of_reach():
+    part = cn.Participation(24, 6, 4)
+    noise, _ = priced(cn.mechanisms.bisr(cn.workloads.prefix_sum(24), 3), part)
+    c = cn.mechanisms.bisr(cn.workloads.prefix_sum(24), 3).strategy_coef.copy()
+    c[7] = 0.0
+    at_zero = noise(c)[0]
+    c[7] = -0.05
+    below, gradient = noise(c)
+    assert below > 2.0 * at_zero
+    assert gradient[7] < 0.0
+    far = np.zeros(24)
+    far[[0, 5, 11]] = 1.0, 4.0, 4.0
+    assert noise(far)[0] == math.inf
+
+
+@pytest.mark.parametrize("num_bands", [2, 4, 8])
+def test_coefficients_optimised_under_amplification_beat_those_for_the_sensitivity(num_bands):
+    part, budget = cn.Participation(120, 30, 4), {"epsilon": 1.0, "delta": 1e-5}
+    workload = cn.workloads.prefix_sum(120)
+    found = cn.amplified_band_inv_mf(workload, part, num_bands, **budget)
+    assert found.noising.numerator[0].size == num_bands
+    assert not valid_samplings(found, part)["balls-in-bins"]
+    rivals = [
+        cn.mechanisms.band_inv_mf(workload, part, num_bands),
+        cn.mechanisms.bisr(workload, num_bands),
+    ]
+    errors = [
+        cn.calibrate(m, part, sampling="balls-in-bins", samples=50_000, seed=9, **budget).rmse()
+        for m in (found, *rivals)
+        if not valid_samplings(m, part)["balls-in-bins"]
+    ]
+    assert errors[0] <= 1.01 * min(errors)
+    if num_bands <= 4:
+        assert errors[0] < 0.93 * errors[1]  # Band-Inv-MF
+    if num_bands == 2:
+        assert cn.amplified_band_inv_mf(workload, part, num_bands, **budget) == found
+
+
+def test_one_band_is_dp_sgd():
+    part = cn.Participation(20, 5, 4)
+    found = cn.amplified_band_inv_mf(cn.workloads.prefix_sum(20), part, 1, **BUDGET)
+    np.testing.assert_array_equal(found.noising.coef(5), [1.0, 0.0, 0.0, 0.0, 0.0])

@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "fig-convergence": "convergence",
     "table-noise": "noise_table",
     "conjecture": "conjecture",
+    "beyond-amplified": "amplified",
     "table-cifar10": "cifar10",
     "beyond-cifar10": "beyond",
     "table-imdb": "imdb",
@@ -38,6 +39,7 @@ GROUPS = {
         "fig-convergence",
         "table-noise",
         "conjecture",
+        "beyond-amplified",
     )
 }
 

@@ -65,9 +65,9 @@ class AmplifiedNoise:
         noise_multiplier: float,
         seed: int = 0,
     ) -> None:
-        self.participation, self.epsilon, self.delta = participation, epsilon, delta
         from scipy.sparse import csr_matrix  # deferred, like all of SciPy, for a quick import
 
+        self.participation, self.epsilon, self.delta = participation, epsilon, delta
         n, b = participation.num_steps, participation.min_sep
         self.delays = np.arange(0, b, -(-b // _MOST_BINS))
         draws = int(min(2_000.0, max(500.0, _PRODUCT / (n * self.delays.size))))

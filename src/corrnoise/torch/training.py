@@ -163,6 +163,7 @@ def train(
             if progress is not None:
                 progress(taken, n, accuracy)
         seconds = before + time.perf_counter() - start
+        optimizer.zero_grad()  # gradients of single examples would stay until Python collects
     return Run(
         label=label or plan.mechanism.name,
         plan=plan,

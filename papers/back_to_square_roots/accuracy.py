@@ -206,3 +206,19 @@ def table(rows: Sequence[Row], printed: str, digits: int = 1) -> str:
 def means(rows: Sequence[Row], sampling: str) -> dict[str, float]:
     """The mean of each method."""
     return {row["method"]: row["mean"] for row in select(rows, sampling=sampling)}
+
+
+def claims(rows: Sequence[Row]) -> str:
+    """What became of the paper's order of the methods, in Markdown."""
+    return markdown.claims([_claim(rows, sampling) for sampling in NAMES])
+
+
+def _claim(rows: Sequence[Row], sampling: str) -> markdown.Claim:
+    mine = means(rows, sampling)
+    inverse = min(mine["bisr"], mine["band_inv_mf"])
+    banded = max(mine["bsr"], mine["band_mf"])
+    return markdown.Claim(
+        f"{NAMES[sampling]}: inverse methods are above BSR and Band-MF, and all above DP-SGD",
+        markdown.verdict(inverse > banded > mine["dp_sgd"]),
+        f"inverse at least {inverse:.1f}, banded at most {banded:.1f}, DP-SGD {mine['dp_sgd']:.1f}",
+    )

@@ -6,12 +6,10 @@ from typing import Any
 
 import corrnoise as cn
 
-from . import accuracy, markdown, noise_table
-from .accuracy import NAMES, Setting, Task
+from . import accuracy, noise_table
+from .accuracy import Setting, Task
 from .jobs import cuda
-from .markdown import Claim
 from .progress import Progress
-from .settings import Row
 
 TITLE = "Accuracy on CIFAR-10"
 FULL = {"num_examples": 50_000, "batch_size": 512, "epochs": noise_table.EPOCHS}
@@ -71,16 +69,5 @@ def report(result: dict[str, Any]) -> str:
         )
     parts = [head, accuracy.table(rows, "printed, %")]
     if not data["reduced"]:
-        parts.append(markdown.claims([_claim(rows, sampling) for sampling in NAMES]))
+        parts.append(accuracy.claims(rows))
     return "\n\n".join(parts)
-
-
-def _claim(rows: list[Row], sampling: str) -> Claim:
-    mine = accuracy.means(rows, sampling)
-    inverse = min(mine["bisr"], mine["band_inv_mf"])
-    banded = max(mine["bsr"], mine["band_mf"])
-    return Claim(
-        f"{NAMES[sampling]}: inverse methods are far above BSR and Band-MF, and all above DP-SGD",
-        markdown.verdict(inverse > banded > mine["dp_sgd"]),
-        f"inverse at least {inverse:.1f}, banded at most {banded:.1f}, DP-SGD {mine['dp_sgd']:.1f}",
-    )

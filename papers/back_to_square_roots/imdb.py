@@ -21,7 +21,6 @@ import corrnoise as cn
 from . import accuracy, markdown, noise_table
 from .accuracy import NAMES, Setting, Task
 from .jobs import Job, cuda, data_path, kept, run_all
-from .markdown import Claim
 from .progress import Progress
 from .record import SEED
 from .settings import METHODS, Row, select
@@ -233,7 +232,7 @@ def report(result: dict[str, Any]) -> str:
             f"{head} ({noise_table.EPSILON:g}, {noise_table.DELTA:g})-DP; the test set after the "
             f"last epoch; seeds: {seeds}.",
             accuracy.table(rows, "printed (BERT-base), %", digits=2),
-            markdown.claims([_claim(rows, sampling) for sampling in NAMES]),
+            accuracy.claims(rows),
             f"Learning rate and clip norm of each method were chosen with one seed on "
             f"{data['held_out']:,} held-out reviews, amplified (accuracy there, %; rates as "
             "multiples of the one at which the noise moves the weights by 8):",
@@ -259,14 +258,3 @@ def _edge(tried: list[Row]) -> str:
     most = max(row["times"] for row in tried)
     names = [METHODS[m] for m, row in _best(tried).items() if row["times"] == most]
     return f"The largest rate that was tried won for: {', '.join(names)}. " if names else ""
-
-
-def _claim(rows: list[Row], sampling: str) -> Claim:
-    mine = accuracy.means(rows, sampling)
-    inverse = min(mine["bisr"], mine["band_inv_mf"])
-    banded = max(mine["bsr"], mine["band_mf"])
-    return Claim(
-        f"{NAMES[sampling]}: inverse methods are above BSR and Band-MF, and all above DP-SGD",
-        markdown.verdict(inverse > banded > mine["dp_sgd"]),
-        f"inverse at least {inverse:.1f}, banded at most {banded:.1f}, DP-SGD {mine['dp_sgd']:.1f}",
-    )

@@ -17,6 +17,7 @@ Every picture and every number below comes from `results/*.json`, which
     corrnoise reproduce all-figures --out {folder}
     corrnoise reproduce table-cifar10 --out {folder}     # on a GPU
     corrnoise reproduce beyond-cifar10 --out {folder}    # on a GPU
+    corrnoise reproduce table-imdb --out {folder}        # on a GPU
 
 writes, with this page. RMSE is the paper's E(B, C), with unit noise and the certified sensitivity.
 The verdicts compare with what the paper says in sections 4 and 5 and in appendix B; it prints no

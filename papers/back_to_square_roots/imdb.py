@@ -65,7 +65,9 @@ def network(seed: int) -> Any:
     import torch
     from torch import nn
     from transformers import AutoModel
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # one for each run would drown our own
     encoder: Any = AutoModel.from_pretrained(
         encoder_path(), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )

@@ -114,6 +114,18 @@ def test_coefficients_optimised_under_amplification_beat_those_for_the_sensitivi
         assert cn.amplified_band_inv_mf(workload, part, num_bands, **budget) == found
 
 
+def test_what_balls_in_bins_does_not_cover_is_refused():
+    workload = cn.workloads.prefix_sum(20)
+    with pytest.raises(ValueError, match="every bin is used 4 times"):
+        cn.amplified_band_inv_mf(workload, cn.Participation(20, 5, 2), 3, **BUDGET)
+    with pytest.raises(ValueError, match="epsilon must be"):
+        cn.amplified_band_inv_mf(workload, cn.Participation(20, 5, 4), 3, epsilon=-1, delta=1e-5)
+    with pytest.raises(ValueError, match="delta must be"):
+        cn.amplified_band_inv_mf(workload, cn.Participation(20, 5, 4), 3, epsilon=1, delta=2)
+    with pytest.raises(ValueError, match="steps"):
+        cn.amplified_band_inv_mf(workload, cn.Participation(30, 5, 6), 3, **BUDGET)
+
+
 def test_one_band_is_dp_sgd():
     part = cn.Participation(20, 5, 4)
     found = cn.amplified_band_inv_mf(cn.workloads.prefix_sum(20), part, 1, **BUDGET)

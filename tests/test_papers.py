@@ -207,13 +207,13 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path, monkeypatc
         made.append(job.seed)
         return {"accuracy": [0.1 * job.seed], "seconds": 1.0}
 
-    monkeypatch.setenv("CORRNOISE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CORRNOISE_CACHE", str(tmp_path / "kept"))
     monkeypatch.setattr(jobs, "_train", train)
     for _ in range(2):
         found = dict(jobs.run_all([first, other], device="cpu"))
         assert [found[job]["accuracy"] for job in (first, other)] == [[0.0], [0.1]]
     assert made == [0, 1]
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
 def test_imdb_trains_each_method_with_the_best_of_what_was_tried(smoke):

@@ -193,13 +193,14 @@ def table(rows: Sequence[Row], printed: str, digits: int = 1) -> str:
         [
             f"{METHODS[row['method']]}, {NAMES[row['sampling']]}",
             f"{row['noise_multiplier']:.3f}",
+            row["kind"],
             f"{row['rate']:.2g}",
             percent(row, digits),
             f"{row['printed']:.{digits}f}",
         ]
         for row in rows
     ]
-    header = ["", "noise", "learning rate", "accuracy, %", printed]
+    header = ["", "noise", "kind", "learning rate", "accuracy, %", printed]
     return markdown.table(header, lines, numbers=True)
 
 

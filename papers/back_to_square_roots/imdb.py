@@ -94,7 +94,7 @@ def network(seed: int) -> Any:
 
 
 def tokens(size: int | None) -> Any:
-    """The reviews, cut to ``LENGTH`` tokens; ``size`` takes so many, as many of both labels."""
+    """The reviews, cut to ``LENGTH`` tokens; ``size`` takes so many at random."""
     import numpy as np
     import torch
 
@@ -146,7 +146,7 @@ def _reviews(part: str) -> tuple[Any, Any]:
 
 
 def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
-    """Choose rates, then fine-tune with every method and three seeds; reduced without a GPU."""
+    """Choose rates, then fine-tune with every method and seed; reduced without a GPU."""
     gpu = cuda() and not smoke
     size = FULL if gpu else SMOKE if smoke else REDUCED
     num_parameters = sum(p.numel() for p in network(0).parameters() if p.requires_grad)

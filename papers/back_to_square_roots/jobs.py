@@ -75,6 +75,7 @@ def kept(name: str, make: Callable[[], bytes]) -> bytes:
         return make()
     path = Path(folder) / re.sub(r"[^a-z0-9.]+", "-", name.lower())
     if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
         half = path.with_name(f"{path.name}.{os.getpid()}")
         half.write_bytes(make())
         half.replace(path)

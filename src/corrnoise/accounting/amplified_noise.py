@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise.accounting import balls_in_bins
-from corrnoise.accounting.bins import Bins
+from corrnoise.accounting.bins import Bins, first_mean, first_mean_transposed
 from corrnoise.participation import Participation
 
 Array = npt.NDArray[np.float64]
@@ -167,11 +167,7 @@ class AmplifiedNoise:
 
     def _means(self, coef: Array) -> Array:
         """m_j for each of the bins that count, n×b."""
-        n, b = coef.size, self.participation.min_sep
-        s = coef.copy()
-        for start in range(b, n, b):
-            stop = min(start + b, n)
-            s[start:stop] += s[start - b : stop - b]
+        n, s = coef.size, first_mean(coef, self.participation.min_sep)
         result = np.zeros((n, self.delays.size))
         for column, delay in enumerate(self.delays):
             result[delay:, column] = s[: n - delay]
@@ -179,12 +175,8 @@ class AmplifiedNoise:
 
     def _by_coef(self, by_means: Array) -> Array:
         """The transpose of ``_means``."""
-        n, b = len(by_means), self.participation.min_sep
-        result = np.zeros(n)
+        n = len(by_means)
+        by_first = np.zeros(n)
         for column, delay in enumerate(self.delays):
-            result[: n - delay] += by_means[delay:, column]
-        last = (n - 1) // b * b
-        for start in range(last, 0, -b):
-            stop = min(start + b, n)
-            result[start - b : stop - b] += result[start:stop]
-        return result
+            by_first[: n - delay] += by_means[delay:, column]
+        return first_mean_transposed(by_first, self.participation.min_sep)

@@ -60,8 +60,7 @@ def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:
     likewise: what is computed from the bins 0, w, 2w, … stays an upper bound.
     """
     n, b = strategy_coef.size, num_bins
-    rows = -(-n // b)
-    s = np.cumsum(_fitted(strategy_coef, rows * b).reshape(rows, b), axis=0).reshape(-1)[:n]
+    s = first_mean(strategy_coef, b)
     stride = -(-b // _MOST)
     lags = np.arange(0, b, stride)
     first = _fitted(toeplitz.lag_products(s, s, min(b, n)), b)[lags]
@@ -75,10 +74,26 @@ def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:
     return Bins(gram + np.triu(gram, 1).T)
 
 
+def first_mean(strategy_coef: Array, num_bins: int) -> Array:
+    """m_0 of a Toeplitz strategy: C(1 + x^b + x^{2b} + …), cut at n."""
+    return np.cumsum(_in_rounds(strategy_coef, num_bins), axis=0).reshape(-1)[: strategy_coef.size]
+
+
+def first_mean_transposed(slope: Array, num_bins: int) -> Array:
+    """A gradient for m_0, as one for the coefficients."""
+    sums = np.cumsum(_in_rounds(slope, num_bins)[::-1], axis=0)[::-1]
+    return sums.reshape(-1)[: slope.size]
+
+
 def matrix_bins(strategy: Array, num_bins: int) -> Bins:
     """The bins of any non-negative n×n strategy."""
     means = np.stack([np.sum(strategy[:, j::num_bins], axis=1) for j in range(num_bins)])
     return Bins(means @ means.T)
+
+
+def _in_rounds(x: Array, num_bins: int) -> Array:
+    rounds = -(-x.size // num_bins)
+    return _fitted(x, rounds * num_bins).reshape(rounds, num_bins)
 
 
 def _fitted(x: Array, size: int) -> Array:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from corrnoise import mechanisms
+from corrnoise import checks, mechanisms
 from corrnoise.accounting import estimate_noise, valid_samplings
 from corrnoise.accounting.amplified_noise import AmplifiedNoise
+from corrnoise.accounting.validity import require
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.banded_inverse import repriced
 from corrnoise.participation import Participation
@@ -61,9 +62,13 @@ def amplified_band_inv_mf(
     ...  for m in (before, found)]
     [7.6, 6.1]
     """
-    run = _Run(participation, epsilon, delta, seed)
+    participation.check_steps(workload.num_steps, "workload")
+    epsilon = checks.number("epsilon", epsilon, 0.0, open_low=True)
+    run = _Run(participation, epsilon, checks.probability("delta", delta), seed)
     starts = [run.valued(start) for start in run.starts(workload, num_bands)]
     found = [run.improved(start) for start in starts if start.error < math.inf]
+    if not found:
+        require(starts[0].mechanism, participation, "balls-in-bins")  # says why
     return min(found or starts, key=lambda valued: valued.error).mechanism
 
 

@@ -126,6 +126,15 @@ def test_what_balls_in_bins_does_not_cover_is_refused():
         cn.amplified_band_inv_mf(workload, cn.Participation(30, 5, 6), 3, **BUDGET)
 
 
+def test_a_start_without_a_valid_analysis_is_passed_over():
+    part, budget = cn.Participation(200, 20, 10), {"epsilon": 4.0, "delta": 1e-5}
+    workload = cn.workloads.sgd(200, momentum=0.9)
+    start = cn.mechanisms.band_inv_mf(workload, part, 4)
+    assert "negative" in valid_samplings(start, part)["balls-in-bins"]
+    found = cn.amplified_band_inv_mf(workload, part, 4, **budget)
+    assert not valid_samplings(found, part)["balls-in-bins"]
+
+
 def test_one_band_is_dp_sgd():
     part = cn.Participation(20, 5, 4)
     found = cn.amplified_band_inv_mf(cn.workloads.prefix_sum(20), part, 1, **BUDGET)

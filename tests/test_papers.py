@@ -216,6 +216,22 @@ def test_an_interrupted_experiment_goes_on_where_it_stopped(tmp_path, monkeypatc
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
+@pytest.mark.parametrize(("size", "expected"), [(None, 180), (100, 100)])
+def test_what_is_held_out_is_not_trained_on(smoke, monkeypatch, size, expected):
+    from corrnoise.papers.back_to_square_roots import jobs
+
+    _, folder = smoke("table-cifar10")
+    monkeypatch.setenv("CORRNOISE_DATA", str(folder))
+    whole = jobs._data(jobs.Job("a", "", 0, 0.1, 1.0, size=size))
+    split = jobs._data(jobs.Job("a", "", 0, 0.1, 1.0, validation=30, size=size))
+    assert len(whole.train) == expected
+    assert len(split.train) == expected - 30
+    assert len(split.test) == 30
+    for part in ("inputs", "labels"):
+        kept, held = getattr(split.train, part), getattr(split.test, part)
+        assert (np.concatenate([kept, held]) == getattr(whole.train, part).numpy()).all()
+
+
 def test_imdb_trains_each_method_with_the_best_of_what_was_tried(smoke):
     result, _ = smoke("table-imdb")
     for row in result["data"]["rows"]:

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 
-.PHONY: demo test lint types contracts unit format docs docs-plots bench table digits clean
+.PHONY: demo test lint types contracts unit format docs docs-plots bench table digits dist pythons clean
 
 # Plan, train on handwritten digits with BISR and with DP-SGD at the same budget, and report.
 demo: $(DEMO)
@@ -59,5 +59,11 @@ bench: $(READY)  ## time and error beside jax-privacy, in an environment of its 
 	$(BIN)/python benchmarks/accountant.py
 	$(BIN)/python benchmarks/run.py
 
+dist:  ## the source archive and the wheel, in dist/, with the wheel checked in a fresh environment
+	$(PYTHON) tools/dist.py
+
+pythons:  ## the tests on every supported Python that is installed, under build/pythons
+	$(PYTHON) tools/pythons.py
+
 clean:
-	rm -rf $(VENV) build demo .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist demo .pytest_cache .ruff_cache

@@ -4,7 +4,7 @@ python benchmarks/accountant.py
 
 The setting is the CIFAR table of the paper (n = 980, b = 98, k = 10, ε = 9). Plain Monte Carlo
 draws from P itself; its time for the standard error of ours is measured per draw and multiplied by
-the draws that its variance, at most δ, asks for: nobody can wait for it.
+the draws that its variance, at most δ, requires: it would take too long to run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 import corrnoise as cn
 from corrnoise.accounting import balls_in_bins
-from corrnoise.accounting.bins import Bins, toeplitz_bins
-from tables import render
+from corrnoise.accounting.bins import Bins
+from tables import titled
 
 EPSILON = 9.0
 DRAWS = 200_000
@@ -41,10 +41,10 @@ def main() -> None:
     rows: list[list[str]] = []
     for mechanism in (
         cn.mechanisms.dp_sgd(workload),
-        cn.mechanisms.bsr(workload, 4),
-        cn.mechanisms.bisr(workload, 4),
+        cn.mechanisms.bsr(workload, num_bands=4),
+        cn.mechanisms.bisr(workload, num_bands=4),
     ):
-        bins = toeplitz_bins(mechanism.strategy_coef, participation.min_sep)
+        bins = mechanism.bins(participation.min_sep)
         for delta in (1e-5, 1e-10):
             start = time.perf_counter()
             found = cn.calibrate(
@@ -79,7 +79,7 @@ def main() -> None:
                 ]
             )
     print(
-        render(
+        titled(
             "Balls-in-bins at (9, delta): certified, beside plain Monte Carlo at equal error",
             [
                 "mechanism",

@@ -6,7 +6,7 @@ scikit-learn's 1,797 images; 360 of them, a fixed fifth, are the test set. 20 ep
 64 at (3, 1e-4)-DP, the same model, clip norm, momentum and sampling for all. The learning rate of
 each method is the best of a grid on 287 images that are held out of the training set, mean of 2
 seeds; then 5 other seeds train on all training images. A seed is the model's initial weights; noise
-and batches are fresh. The search over learning rates is not in ε.
+and batches are fresh. The search over learning rates is not part of ε.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import corrnoise as cn
+from corrnoise import _files
 from corrnoise.torch import PrivacyEngine
 
 EPSILON, DELTA, BATCH, CLIP, MOMENTUM = 3.0, 1e-4, 64, 1.0, 0.9
@@ -107,7 +108,7 @@ def run(epochs: int, rates: list[float], tuning_seeds: int, seeds: int) -> dict[
             {
                 "method": method,
                 "mechanism": repr(plan.mechanism),
-                "sampling": plan.sampling,
+                "sampling": plan.sampling.name,
                 "noise_multiplier": plan.noise_multiplier,
                 "error": plan.error,
                 "learning_rate": best,
@@ -152,7 +153,7 @@ def main() -> None:
     result = run(2, [0.04, 0.16], 1, 2) if given.quick else run(20, RATES, 2, 5)
     print(table(result))
     if given.json:
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+        _files.write(given.json, json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

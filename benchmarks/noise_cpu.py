@@ -47,7 +47,7 @@ def ratio(
 
 
 def bisr(num_bands: int, memory: float = 0, threads: int = 1) -> CorrelatedNoise:
-    mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(1000), num_bands)
+    mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(1000), num_bands=num_bands)
     return CorrelatedNoise(mechanism, KEY, memory=memory, threads=threads)
 
 

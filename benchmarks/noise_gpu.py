@@ -24,8 +24,10 @@ import torch
 import triton
 
 import corrnoise as cn
-from corrnoise.noise import CorrelatedNoise, Key, NoiseStream, normals, scheme
-from corrnoise.noise.triton_backend import TritonBackend, Tuning
+from corrnoise.noise import CorrelatedNoise, Key, NoiseStream
+from corrnoise.noise.backends.triton_backend import TritonBackend, Tuning
+from corrnoise.noise.filtering import scheme
+from corrnoise.noise.generator import normals
 
 KEY = Key.from_bytes(bytes(range(32)))
 DEVICE = "cuda:0"
@@ -90,7 +92,7 @@ def report(name: str, time_ms: float) -> None:
 
 
 def bisr(num_bands: int, rounds: int = 20, memory: float = 0) -> CorrelatedNoise:
-    mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(STEPS), num_bands)
+    mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(STEPS), num_bands=num_bands)
     return CorrelatedNoise(mechanism, KEY, memory=memory, rounds=rounds)
 
 
@@ -149,13 +151,14 @@ def check_normals() -> None:
 def check_rows() -> None:
     offset, size, n = 2**33 + 1234, 5000, 12
     workload, part = cn.workloads.prefix_sum(n), cn.Participation(n, 4, 3)
+    banded = cn.mechanisms.bisr(workload, num_bands=4)
     cases = {
         "dp_sgd": (cn.mechanisms.dp_sgd(workload), None),
-        "bisr regenerate": (cn.mechanisms.bisr(workload, 4), "regenerate"),
-        "bisr lookahead": (cn.mechanisms.bisr(workload, 4), "lookahead"),
-        "bisr ring": (cn.mechanisms.bisr(workload, 4), "ring"),
-        "bisr ring of 2": (cn.mechanisms.bisr(workload, 4), scheme.Scheme("ring", 2, 2.0)),
-        "bsr": (cn.mechanisms.bsr(workload, 4), None),
+        "bisr regenerate": (banded, "regenerate"),
+        "bisr lookahead": (banded, "lookahead"),
+        "bisr ring": (banded, "ring"),
+        "bisr ring of 2": (banded, scheme.Scheme("ring", 2, 2.0)),
+        "bsr": (cn.mechanisms.bsr(workload, num_bands=4), None),
         "blt": (cn.mechanisms.blt(workload, part, num_buffers=2), None),
     }
     for name, (mechanism, kind) in cases.items():
@@ -305,7 +308,7 @@ def time_memory(grad: torch.Tensor, best: dict[int, Tuning]) -> None:
 def time_recursions(grad: torch.Tensor, best: dict[int, Tuning]) -> None:
     workload, part = cn.workloads.prefix_sum(STEPS), cn.Participation(STEPS, 100, 10)
     for name, mechanism in {
-        "bsr p=4": cn.mechanisms.bsr(workload, 4),
+        "bsr p=4": cn.mechanisms.bsr(workload, num_bands=4),
         "blt 4 buffers": cn.mechanisms.blt(workload, part, num_buffers=4),
     }.items():
         noise = with_tuning(CorrelatedNoise(mechanism, KEY), best.get(20, Tuning()))

@@ -124,14 +124,14 @@ def stream_checks(draws: int, key: Key, rounds: int = 20) -> list[Check]:
     return list(tally.checks())
 
 
-def mechanisms(num_steps: int) -> dict[str, cn.mechanisms.Mechanism]:
+def mechanisms(num_steps: int) -> dict[str, cn.mechanisms.ToeplitzMechanism]:
     workload = cn.workloads.prefix_sum(num_steps)
     part = cn.Participation(num_steps, num_steps // 4, 4)
     return {
         "dp_sgd": cn.mechanisms.dp_sgd(workload),
-        "bisr": cn.mechanisms.bisr(workload, 4),
+        "bisr": cn.mechanisms.bisr(workload, num_bands=4),
         "band_inv_mf": cn.mechanisms.band_inv_mf(workload, part, num_bands=4),
-        "bsr": cn.mechanisms.bsr(workload, 4),
+        "bsr": cn.mechanisms.bsr(workload, num_bands=4),
         "band_mf": cn.mechanisms.band_mf(workload, part, num_bands=4),
         "blt": cn.mechanisms.blt(workload, part, num_buffers=2),
     }

@@ -21,13 +21,13 @@ def builder(case: str, workload: cn.Workload, participation: cn.Participation) -
 
     b = participation.min_sep
     return {
-        cases.BAND_MF: lambda: m.band_mf(workload, participation, b),
-        cases.BAND_INV_MF: lambda: m.band_inv_mf(workload, participation, 4),
-        cases.BAND_INV_MF_WIDE: lambda: m.band_inv_mf(workload, participation, 64),
-        cases.BLT: lambda: m.blt(workload, participation, 4),
-        cases.BISR_BEST: lambda: m.bisr(workload, "best", participation),
-        cases.BISR: lambda: m.bisr(workload, 4),
-        cases.BSR: lambda: m.bsr(workload, b),
+        cases.BAND_MF: lambda: m.band_mf(workload, participation, num_bands=b),
+        cases.BAND_INV_MF: lambda: m.band_inv_mf(workload, participation, num_bands=4),
+        cases.BAND_INV_MF_WIDE: lambda: m.band_inv_mf(workload, participation, num_bands=64),
+        cases.BLT: lambda: m.blt(workload, participation, num_buffers=4),
+        cases.BISR_BEST: lambda: m.bisr(workload, participation, num_bands="best"),
+        cases.BISR: lambda: m.bisr(workload, num_bands=4),
+        cases.BSR: lambda: m.bsr(workload, num_bands=b),
         cases.DENSE: lambda: m.dense(workload, participation),
     }[case]
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 import corrnoise as cn
-from corrnoise import sensitivity, toeplitz
-from corrnoise.rational import Rational
+from corrnoise import sensitivity
+from corrnoise.algebra import toeplitz
+from corrnoise.algebra.rational import Rational
 
 
 def price(answer: Mapping[str, Any], participation: cn.Participation) -> dict[str, float]:
@@ -23,7 +24,7 @@ def price(answer: Mapping[str, Any], participation: cn.Participation) -> dict[st
         decoder = np.linalg.solve(coef.T, toeplitz.matrix(workload.coef).T).T
         return {"rmse": sens.value * math.sqrt(np.sum(decoder**2) / n), "gap": sens.gap}
     factors = {"numerator" if answer["kind"] == "noising" else "denominator": [coef]}
-    mechanism = cn.mechanisms.Mechanism("jax-privacy", workload, Rational.of(**factors))
+    mechanism = cn.mechanisms.ToeplitzMechanism("jax-privacy", workload, Rational.of(**factors))
     return {
         "rmse": mechanism.rmse(participation),
         "gap": mechanism.sensitivity(participation).gap,

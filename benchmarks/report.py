@@ -6,7 +6,7 @@ import math
 
 import cases
 from results import Results, ratio, seconds
-from tables import number, render
+from tables import number, titled
 
 GROWTH = (cases.BAND_MF, cases.BAND_INV_MF, cases.BLT, cases.BISR_BEST)
 
@@ -18,7 +18,7 @@ def comparison(results: Results, selected: tuple[cases.Case, ...]) -> str:
         for rival in [rival.name for rival in case.rivals] or [None]:
             sizes = [n for n in case.sizes if rival is None or (rival, n) in results.theirs]
             rows += [_compared(results, case.name, rival, n) for n in sizes]
-    return render(
+    return titled(
         "corrnoise beside jax-privacy: prefix sum, k = 4, b = n/k",
         [
             "mechanism",
@@ -89,7 +89,7 @@ def growth(results: Results, selected: tuple[cases.Case, ...]) -> str:
             row += [number(now), "-" if exponent is None else f"{exponent:.2f}"]
         rows.append(row)
     header = ["n", *(text for name in GROWTH for text in (f"{name} s", "exponent"))]
-    return render("growth with n: warm time, and its exponent since the row above", header, rows)
+    return titled("growth with n: warm time, and its exponent since the row above", header, rows)
 
 
 def memory(results: Results) -> str:
@@ -101,4 +101,4 @@ def memory(results: Results) -> str:
         if (found := results.ours.get((name, n)))
     ]
     header = ["mechanism", "n", "peak MiB", "limit MiB"]
-    return render("peak memory of the whole process", header, rows) if rows else ""
+    return titled("peak memory of the whole process", header, rows) if rows else ""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import corrnoise as cn
-from corrnoise.mechanisms import DenseMechanism, Mechanism
-
-AnyMechanism = Mechanism | DenseMechanism
 
 SETTINGS = ((256, 4), (1024, 4), (1024, 16), (4096, 4), (16384, 4), (16384, 16))
 LARGEST_DENSE = 256
@@ -34,7 +31,7 @@ class Gaps:
 
     def cell(
         self,
-        mechanism: AnyMechanism,
+        mechanism: cn.Mechanism,
         participation: cn.Participation,
         extra: str = "",
     ) -> str:
@@ -54,21 +51,21 @@ def row(
     """One line of the table."""
     n, b = participation.num_steps, participation.min_sep
     m = cn.mechanisms
-    best = m.bisr(workload, "best", participation)
+    best = m.bisr(workload, participation, num_bands="best")
 
-    def cell(mechanism: AnyMechanism, extra: str = "") -> str:
+    def cell(mechanism: cn.Mechanism, extra: str = "") -> str:
         return gaps.cell(mechanism, participation, extra)
 
     return [
         label,
         f"{n:,}",
         str(participation.max_participations),
-        cell(m.bsr(workload, b)),
-        cell(m.bisr(workload, 4)),
-        cell(best, f" (p={best.num_bands})"),
-        cell(m.band_mf(workload, participation, b)),
-        *(cell(m.band_inv_mf(workload, participation, p)) for p in (4, 16, 64)),
-        cell(m.blt(workload, participation, 4)),
+        cell(m.bsr(workload, num_bands=b)),
+        cell(m.bisr(workload, num_bands=4)),
+        cell(best, f" (p={best.noising_bands})"),
+        cell(m.band_mf(workload, participation, num_bands=b)),
+        *(cell(m.band_inv_mf(workload, participation, num_bands=p)) for p in (4, 16, 64)),
+        cell(m.blt(workload, participation, num_buffers=4)),
         cell(m.dense(workload, participation)) if n <= LARGEST_DENSE else "",
         f"{cn.lower_bound(workload, participation):.3f}",
     ]

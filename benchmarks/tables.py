@@ -1,20 +1,19 @@
-"""Plain aligned tables."""
+"""Tables with a title and a note, and numbers for their cells."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from corrnoise import _tables
 
-def render(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> str:
-    """The table as text: the first column to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = [title, "=" * len(title)]
-    for row in [header, ["-" * width for width in widths], *rows]:
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join([*lines, *([note] if note else []), ""])
+
+def titled(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
+) -> str:
+    """A table as text under its title; the first column to the left, the others to the right."""
+    parts = [title, "=" * len(title), _tables.text(columns, rows), *([note] if note else []), ""]
+    return "\n".join(parts)
 
 
 def number(value: float | None, digits: int = 3, suffix: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What the library promises of its speed, and whether this run bears it out."""
+"""The targets for the speed of the library, and whether they hold in this run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import cases
 from results import Results, ratio, seconds
-from tables import number, render
+from tables import number, titled
 
 # Two optimisers that reach one optimum differ by this much, relative.
 SAME = 1e-9
@@ -16,9 +16,9 @@ LONGEST = 2**20
 
 @dataclass(frozen=True)
 class Target:
-    """One promise: ``holds`` is ``None`` where this run did not measure it."""
+    """One target: ``holds`` is ``None`` where this run did not measure it."""
 
-    promise: str
+    target: str
     measured: str
     holds: bool | None
 
@@ -47,8 +47,8 @@ def targets(results: Results) -> list[Target]:
 def table(results: Results) -> str:
     """The targets, what was measured and whether they hold."""
     words = {True: "yes", False: "NO", None: "not measured"}
-    rows = [[t.promise, t.measured, words[t.holds]] for t in targets(results)]
-    return render(
+    rows = [[t.target, t.measured, words[t.holds]] for t in targets(results)]
+    return titled(
         "targets",
         ["target", "measured", "holds"],
         rows,
@@ -56,19 +56,19 @@ def table(results: Results) -> str:
     )
 
 
-def _under(promise: str, value: float | None, limit: float, unit: str) -> Target:
-    return Target(promise, number(value, suffix=unit), None if value is None else value < limit)
+def _under(target: str, value: float | None, limit: float, unit: str) -> Target:
+    return Target(target, number(value, suffix=unit), None if value is None else value < limit)
 
 
 def _time(results: Results, name: str, n: int, limit: float) -> Target:
-    promise = f"{name}, n = {n:,}, under {limit:g} s"
-    return _under(promise, seconds(results.ours, name, n), limit, " s")
+    target = f"{name}, n = {n:,}, under {limit:g} s"
+    return _under(target, seconds(results.ours, name, n), limit, " s")
 
 
 def _memory(results: Results, name: str) -> Target:
     found = results.ours.get((name, LONGEST))
-    promise = f"{name}, n = {LONGEST:,}, peak memory under 2 GiB"
-    return _under(promise, found.peak_mib if found else None, 2048.0, " MiB")
+    target = f"{name}, n = {LONGEST:,}, peak memory under 2 GiB"
+    return _under(target, found.peak_mib if found else None, 2048.0, " MiB")
 
 
 def _faster(results: Results, name: str, rival: str) -> list[Target]:
@@ -86,9 +86,9 @@ def _faster(results: Results, name: str, rival: str) -> list[Target]:
         ("warm", theirs.warm_s, ours.warm_s),
     ):
         times = ratio(above, below)
-        promise = f"{key}: {FASTER:g}x faster than {rival}, {word}"
+        target = f"{key}: {FASTER:g}x faster than {rival}, {word}"
         holds = None if times is None else times >= FASTER
-        found.append(Target(promise, number(times, suffix="x"), holds))
+        found.append(Target(target, number(times, suffix="x"), holds))
     if ours.rmse is not None and theirs.rmse is not None:
         measured = f"{number(ours.rmse, 7)} against {number(theirs.rmse, 7)}"
         holds = ours.rmse <= theirs.rmse * (1.0 + SAME)

@@ -29,7 +29,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def help_of(command: list[str]) -> str:
     """What a command prints with ``--help``."""
-    from corrnoise.cli import main
+    from corrnoise.apps.cli import main
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out):

@@ -54,7 +54,7 @@ SMALL = Setting(min_sep=8, max_participations=3, num_bands=2, samples=5_000, bud
 
 @contextmanager
 def sheet(path: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[Any]:
-    """Axes in the look of the paper's figures, written as one SVG at the end of the block."""
+    """Axes in the style of the paper's figures, written as one SVG at the end of the block."""
     with mpl.rc_context(style.LOOK):
         figure = Figure(figsize=size, layout="constrained")
         yield figure.subplots(rows, columns, squeeze=False)
@@ -66,10 +66,15 @@ def samplings(folder: Path, setting: Setting) -> dict[str, list[list[int]]]:
     """Which of some examples take part in which step, by sampling: real draws from one key."""
     size, part = 16, cn.Participation(12, 4, 3)
     found: dict[str, list[list[int]]] = {}
-    with sheet(folder / "samplings.svg", 1, 4, (9.6, 2.6)) as axes:
-        for panel, name in zip(axes[0], cn.accounting.SAMPLINGS, strict=True):
-            groups = 2 if name == "cyclic-poisson" else 1
-            batches = cn.sampling.Batches(size, part, name, KEY, groups)
+    names = cn.samplings.names()
+    workload = cn.workloads.prefix_sum(part.num_steps)
+    # Two bands of C where the sampling has an analysis for them, else one.
+    built = [cn.mechanisms.bsr(workload, num_bands=2), cn.mechanisms.dp_sgd(workload)]
+    with sheet(folder / "samplings.svg", 1, len(names), (2.4 * len(names), 2.6)) as axes:
+        for panel, name in zip(axes[0], names, strict=True):
+            sampling = cn.samplings.get(name)
+            mechanism = next(m for m in built if not sampling.objection(m, part))
+            batches = sampling.batches(size, part, mechanism, KEY)
             found[name] = [batches.indices(step).tolist() for step in range(part.num_steps)]
             at = np.array([(step, i) for step, here in enumerate(found[name]) for i in here])
             panel.scatter(at[:, 0], at[:, 1], s=14, marker="s", color=style.COLOURS["bisr"])
@@ -86,12 +91,12 @@ def steps(folder: Path, setting: Setting) -> dict[str, list[float]]:
     workload, part = setting.workload, setting.participation
     built = {
         "dp_sgd": cn.mechanisms.dp_sgd(workload),
-        "bisr": cn.mechanisms.bisr(workload, setting.num_bands),
-        "blt": cn.mechanisms.blt(workload, part, 4),
-        "band_mf": cn.mechanisms.band_mf(workload, part, part.min_sep),
-        "band_inv_mf": cn.mechanisms.band_inv_mf(workload, part, setting.num_bands),
+        "bisr": cn.mechanisms.bisr(workload, num_bands=setting.num_bands),
+        "blt": cn.mechanisms.blt(workload, part, num_buffers=4),
+        "band_mf": cn.mechanisms.band_mf(workload, part, num_bands=part.min_sep),
+        "band_inv_mf": cn.mechanisms.band_inv_mf(workload, part, num_bands=setting.num_bands),
     }
-    found = {name: m.error_per_step(part).tolist() for name, m in built.items()}
+    found = {name: m.rmse_per_step(part).tolist() for name, m in built.items()}
     with sheet(folder / "steps.svg", 1, 1, (6.4, 3.4)) as axes:
         panel = axes[0][0]
         for name, errors in found.items():
@@ -104,7 +109,7 @@ def steps(folder: Path, setting: Setting) -> dict[str, list[float]]:
 
 
 def bands(folder: Path, setting: Setting) -> dict[str, list[float]]:
-    """The error against p: how much each kind of band buys."""
+    """The error against p: how much the bands of each family reduce it."""
     workload, part = setting.workload, setting.participation
     b = part.min_sep
     sizes = sorted({p for p in (1, 2, 4, 8, 16, 32, 64, b) if p <= b})
@@ -117,8 +122,8 @@ def bands(folder: Path, setting: Setting) -> dict[str, list[float]]:
         panel = axes[0][0]
         for name, errors in found.items():
             style.curve(panel, name, sizes, errors)
-        panel.axhline(cn.mechanisms.blt(workload, part, 4).rmse(part), label="BLT, 4 buffers",
-                      color=style.COLOURS["blt"], linewidth=1.2)  # fmt: skip
+        blt = cn.mechanisms.blt(workload, part, num_buffers=4).rmse(part)
+        panel.axhline(blt, label="BLT, 4 buffers", color=style.COLOURS["blt"], linewidth=1.2)
         style.below(panel, sizes, [bound] * len(sizes))
         panel.set(xlabel="number of bands p", ylabel="error at unit noise", xscale="log")
         panel.set(yscale="log", xlim=(1, b), ylim=(0.8 * bound, 1.1 * max(found["bsr"])))
@@ -133,8 +138,8 @@ def budgets(folder: Path, setting: Setting) -> dict[str, list[float]]:
     workload, part = setting.workload, setting.participation
     built = {
         "dp_sgd": cn.mechanisms.dp_sgd(workload),
-        "bisr": cn.mechanisms.bisr(workload, setting.num_bands),
-        "band_inv_mf": cn.mechanisms.band_inv_mf(workload, part, setting.num_bands),
+        "bisr": cn.mechanisms.bisr(workload, num_bands=setting.num_bands),
+        "band_inv_mf": cn.mechanisms.band_inv_mf(workload, part, num_bands=setting.num_bands),
     }
     found: dict[str, list[float]] = {}
     with sheet(folder / "budgets.svg", 1, 1, (6.4, 3.4)) as axes:
@@ -149,7 +154,7 @@ def budgets(folder: Path, setting: Setting) -> dict[str, list[float]]:
                         delta=1e-5,
                         sampling=how,
                         samples=setting.samples,
-                    ).rmse()
+                    ).error
                     for epsilon in setting.budgets
                 ]
                 found[f"{name}, {how}"] = errors

@@ -19,10 +19,8 @@ def main(epochs: int = 20) -> float:
     plan = cn.plan(num_examples=1437, batch_size=64, epochs=epochs, epsilon=3, delta=1e-4,
                    momentum=0.9, mechanisms=["bisr"])  # fmt: skip
     key = cn.noise.Key.generate()
-    noise, batches = (
-        cn.noise.CorrelatedNoise(plan.mechanism, key),
-        cn.sampling.Batches.of(plan, key),
-    )
+    noise = cn.noise.CorrelatedNoise(plan.mechanism, key)
+    batches = plan.batches(key)
 
     def loss(weights, image, label):
         return nn.functional.cross_entropy(functional_call(model, weights, image), label)
@@ -37,7 +35,7 @@ def main(epochs: int = 20) -> float:
         sums = [torch.einsum("i,i...->...", shrink, g).contiguous() for g in each.values()]
         noise.add_(sums, step, scale=plan.noise_multiplier * CLIP)
         for name, total in zip(weights, sums, strict=True):
-            speed[name] = 0.9 * speed[name] + total / plan.normaliser
+            speed[name] = 0.9 * speed[name] + total / plan.divisor
             weights[name] = weights[name] - RATE * speed[name]
     found = functional_call(model, weights, x[-360:]).argmax(dim=1)
     return (found == y[-360:]).float().mean().item()

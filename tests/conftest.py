@@ -13,3 +13,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Deterministic: a failure is a failure for everyone.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("repeatable")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say in the last lines what did not run for want of a browser or a GPU."""
+    reasons = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
+    for what, sign in (
+        ("browser tests", "chromium and chromedriver are not installed"),
+        ("browser tests", "selenium is not installed"),
+        ("GPU tests", "CUDA"),
+    ):
+        count = sum(sign in reason for reason in reasons)
+        if count:
+            terminalreporter.write_line(f"{what} did not run: {count} skipped ({sign})")

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from training import model, private, train, weights
 
-from corrnoise.ledger import read_entries
+from corrnoise.records.ledger import read_entries
 from corrnoise.torch import PrivacyEngine
 
 STEPS_PER_EPOCH = 6

@@ -50,6 +50,17 @@ def rmse(workload_coef, noising_coef, b, k):
     return sensitivity(np.linalg.inv(C_inv), b, k) * np.linalg.norm(B) / np.sqrt(n)
 
 
+def gaussian_delta(epsilon, mu, digits=400):
+    """δ(ε) of the Gaussian mechanism with this μ in high precision (Balle and Wang, 2018)."""
+    with mpmath.workdps(digits):
+        e, m = mpmath.mpf(epsilon), mpmath.mpf(mu)
+
+        def phi(x):
+            return mpmath.erfc(-x / mpmath.sqrt(2)) / 2
+
+        return phi(m / 2 - e / m) - mpmath.exp(e) * phi(-m / 2 - e / m)
+
+
 def series_power(coef, power, n, digits=60):
     """First n coefficients of coef(x)**power in high precision (J. C. P. Miller's recurrence)."""
     with mpmath.workdps(digits):

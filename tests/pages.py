@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import corrnoise as cn
-from corrnoise.run import Record, Run
-from corrnoise.statement import Statement
+from corrnoise.records.run import Record, Run
+from corrnoise.records.statement import Statement
 
 SETTING = {"num_examples": 1437, "batch_size": 64, "epochs": 5, "epsilon": 4.0, "delta": 1e-5}
 HOSTILE = "</title><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
@@ -60,7 +60,7 @@ def run(plan: cn.Plan, label: str, best: float, *, epochs: int | None = None) ->
     records = tuple(
         Record(
             step=b * i,
-            epsilon=cn.epsilon_of(plan, b * i, samples=10_000),
+            epsilon=plan.calibration.spent(b * i, samples=10_000),
             loss=2.3 - 0.35 * i * best,
             test_loss=2.3 - 0.33 * i * best,
             test_accuracy=best * i / (i + 0.4),

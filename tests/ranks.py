@@ -58,7 +58,7 @@ def work(kind: str, world: int, rank: int, folder: Path, mechanism: str) -> None
         torch.zeros_like(p.to_local() if isinstance(p, DTensor) else p).detach()
         for p in optimizer.params
     ]
-    targets, offsets = engine._run.release._placement.targets(zeros)
+    targets, offsets = engine._setup.step._placement.targets(zeros)
     noise = CorrelatedNoise(engine.plan.mechanism, engine.key)
     if noise.scheme.kind == "recursion":
         noise.seek(5)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import corrnoise as cn
-from corrnoise.accounting import estimate_noise, valid_samplings
+from corrnoise.accounting import Draws
 from corrnoise.accounting.amplified_noise import AmplifiedNoise
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
@@ -16,7 +16,8 @@ BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 
 def priced(mechanism, part, seed=0, **budget):
     budget = BUDGET | budget
-    sigma = estimate_noise(mechanism, part, **budget)
+    draws = Draws.checked(1e-9, None, 0, None)
+    sigma = cn.samplings.BALLS_IN_BINS.estimate(mechanism, part, **budget, draws=draws)
     return AmplifiedNoise(
         mechanism.strategy_coef, part, noise_multiplier=sigma, seed=seed, **budget
     ), sigma
@@ -32,7 +33,7 @@ def priced(mechanism, part, seed=0, **budget):
 def test_the_gradient_is_that_of_the_noise(shape, epsilon, momentum, seed):
     n, b = shape
     part = cn.Participation(n, b, -(-n // b))
-    mechanism = cn.mechanisms.bisr(cn.workloads.sgd(n, momentum=momentum), 3)
+    mechanism = cn.mechanisms.bisr(cn.workloads.sgd(n, momentum=momentum), num_bands=3)
     noise, _ = priced(mechanism, part, seed, epsilon=epsilon)
     generator = np.random.default_rng(seed)
     # At a strategy beside the one that the draws were made for.
@@ -53,11 +54,11 @@ def test_the_noise_is_what_the_accountant_finds(epsilon, delta):
     part = cn.Participation(60, 12, 5)
     workload = cn.workloads.sgd(60, momentum=0.5)
     budget = {"epsilon": epsilon, "delta": delta}
-    noise, sigma = priced(cn.mechanisms.bisr(workload, 4), part, **budget)
+    noise, sigma = priced(cn.mechanisms.bisr(workload, num_bands=4), part, **budget)
     for mechanism in (
-        cn.mechanisms.bisr(workload, 4),
-        cn.mechanisms.bisr(workload, 3),
-        cn.mechanisms.bisr(workload, 6),
+        cn.mechanisms.bisr(workload, num_bands=4),
+        cn.mechanisms.bisr(workload, num_bands=3),
+        cn.mechanisms.bisr(workload, num_bands=6),
     ):
         exact = cn.calibrate(
             mechanism, part, sampling="balls-in-bins", samples=200_000, **budget
@@ -69,7 +70,7 @@ def test_the_noise_is_what_the_accountant_finds(epsilon, delta):
 
 def test_more_bins_than_500_are_thinned():
     part = cn.Participation(1010, 1010, 1)
-    mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(1010), 3)
+    mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(1010), num_bands=3)
     noise, sigma = priced(mechanism, part)
     assert noise.delays.size == 337
     # The accountant's has room for its certificate, which many bins make wider.
@@ -78,8 +79,8 @@ def test_more_bins_than_500_are_thinned():
 
 def test_negative_coefficients_cost_more_and_far_strategies_are_out_of_reach():
     part = cn.Participation(24, 6, 4)
-    noise, _ = priced(cn.mechanisms.bisr(cn.workloads.prefix_sum(24), 3), part)
-    c = cn.mechanisms.bisr(cn.workloads.prefix_sum(24), 3).strategy_coef.copy()
+    noise, _ = priced(cn.mechanisms.bisr(cn.workloads.prefix_sum(24), num_bands=3), part)
+    c = cn.mechanisms.bisr(cn.workloads.prefix_sum(24), num_bands=3).strategy_coef.copy()
     c[7] = 0.0
     at_zero = noise(c)[0]
     c[7] = -0.05
@@ -95,47 +96,61 @@ def test_negative_coefficients_cost_more_and_far_strategies_are_out_of_reach():
 def test_coefficients_optimised_under_amplification_beat_those_for_the_sensitivity(num_bands):
     part, budget = cn.Participation(120, 30, 4), {"epsilon": 1.0, "delta": 1e-5}
     workload = cn.workloads.prefix_sum(120)
-    found = cn.amplified_band_inv_mf(workload, part, num_bands, **budget)
+    found = cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=num_bands, **budget)
     assert found.noising.numerator[0].size == num_bands
-    assert not valid_samplings(found, part)["balls-in-bins"]
+    assert not cn.samplings.objections(found, part)["balls-in-bins"]
     rivals = [
-        cn.mechanisms.band_inv_mf(workload, part, num_bands),
-        cn.mechanisms.bisr(workload, num_bands),
+        cn.mechanisms.band_inv_mf(workload, part, num_bands=num_bands),
+        cn.mechanisms.bisr(workload, num_bands=num_bands),
     ]
     errors = [
-        cn.calibrate(m, part, sampling="balls-in-bins", samples=50_000, seed=9, **budget).rmse()
+        cn.calibrate(m, part, sampling="balls-in-bins", samples=50_000, seed=9, **budget).error
         for m in (found, *rivals)
-        if not valid_samplings(m, part)["balls-in-bins"]
     ]
     assert errors[0] <= 1.01 * min(errors)
     if num_bands <= 4:
         assert errors[0] < 0.93 * errors[1]  # Band-Inv-MF
     if num_bands == 2:
-        assert cn.amplified_band_inv_mf(workload, part, num_bands, **budget) == found
+        assert (
+            cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=num_bands, **budget)
+            == found
+        )
 
 
 def test_what_balls_in_bins_does_not_cover_is_refused():
     workload = cn.workloads.prefix_sum(20)
     with pytest.raises(ValueError, match="every bin is used 4 times"):
-        cn.amplified_band_inv_mf(workload, cn.Participation(20, 5, 2), 3, **BUDGET)
+        cn.mechanisms.amplified_band_inv_mf(
+            workload, cn.Participation(20, 5, 2), num_bands=3, **BUDGET
+        )
     with pytest.raises(ValueError, match="epsilon must be"):
-        cn.amplified_band_inv_mf(workload, cn.Participation(20, 5, 4), 3, epsilon=-1, delta=1e-5)
+        cn.mechanisms.amplified_band_inv_mf(
+            workload, cn.Participation(20, 5, 4), num_bands=3, epsilon=-1, delta=1e-5
+        )
     with pytest.raises(ValueError, match="delta must be"):
-        cn.amplified_band_inv_mf(workload, cn.Participation(20, 5, 4), 3, epsilon=1, delta=2)
-    with pytest.raises(ValueError, match="steps"):
-        cn.amplified_band_inv_mf(workload, cn.Participation(30, 5, 6), 3, **BUDGET)
+        cn.mechanisms.amplified_band_inv_mf(
+            workload, cn.Participation(20, 5, 4), num_bands=3, epsilon=1, delta=2
+        )
+    with pytest.raises(
+        ValueError, match=r"participation.num_steps must be the workload's 20, got 30"
+    ):
+        cn.mechanisms.amplified_band_inv_mf(
+            workload, cn.Participation(30, 5, 6), num_bands=3, **BUDGET
+        )
 
 
 def test_a_start_without_a_valid_analysis_is_passed_over():
     part, budget = cn.Participation(200, 20, 10), {"epsilon": 4.0, "delta": 1e-5}
     workload = cn.workloads.sgd(200, momentum=0.9)
-    start = cn.mechanisms.band_inv_mf(workload, part, 4)
-    assert "negative" in valid_samplings(start, part)["balls-in-bins"]
-    found = cn.amplified_band_inv_mf(workload, part, 4, **budget)
-    assert not valid_samplings(found, part)["balls-in-bins"]
+    start = cn.mechanisms.band_inv_mf(workload, part, num_bands=4)
+    assert "negative" in cn.samplings.objections(start, part)["balls-in-bins"]
+    found = cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=4, **budget)
+    assert not cn.samplings.objections(found, part)["balls-in-bins"]
 
 
 def test_one_band_is_dp_sgd():
     part = cn.Participation(20, 5, 4)
-    found = cn.amplified_band_inv_mf(cn.workloads.prefix_sum(20), part, 1, **BUDGET)
+    found = cn.mechanisms.amplified_band_inv_mf(
+        cn.workloads.prefix_sum(20), part, num_bands=1, **BUDGET
+    )
     np.testing.assert_array_equal(found.noising.coef(5), [1.0, 0.0, 0.0, 0.0, 0.0])

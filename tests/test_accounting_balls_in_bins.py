@@ -6,7 +6,7 @@ import pytest
 from PLD_accounting import gaussian_allocation_epsilon_range
 
 from corrnoise import mechanisms, workloads
-from corrnoise.accounting import balls_in_bins, gaussian, progress, renyi
+from corrnoise.accounting import balls_in_bins, gaussian, renyi
 from corrnoise.accounting import bins as bins_module
 
 ETA = 1e-9
@@ -58,7 +58,7 @@ def test_gram_matrix_and_draws(n, b):
 
 @pytest.mark.parametrize(("n", "b", "most"), [(60, 20, 7), (61, 20, 5), (50, 50, 10), (10, 30, 4)])
 def test_thinned_bins_are_every_wth_and_cost_no_less(monkeypatch, n, b, most):
-    coef = mechanisms.bisr(workloads.prefix_sum(n), 4).strategy_coef
+    coef = mechanisms.bisr(workloads.prefix_sum(n), num_bands=4).strategy_coef
     C = oracles.matrix(coef)
     whole = bins_of(coef, b)
     monkeypatch.setattr(bins_module, "_MOST", most)
@@ -101,7 +101,7 @@ def test_two_bins_agree_with_numerical_integration(correlation, sigma, epsilon, 
 @pytest.mark.parametrize("folds", [1, 2, 3])
 def test_every_number_of_folds_is_unbiased_and_keeps_its_bound(monkeypatch, folds):
     monkeypatch.setattr(balls_in_bins, "_folds", lambda bins: (folds,))
-    bins = bins_of(mechanisms.bisr(workloads.prefix_sum(40), 3).strategy_coef, 8)
+    bins = bins_of(mechanisms.bisr(workloads.prefix_sum(40), num_bands=3).strategy_coef, 8)
     reference = sampled(bins, 2.0, 2.0, samples=400_000, seed=1)
     tilt = balls_in_bins._tilt_remove(bins, 2.0, 2.0)
     generator = np.random.default_rng(5)
@@ -114,7 +114,7 @@ def test_every_number_of_folds_is_unbiased_and_keeps_its_bound(monkeypatch, fold
 
 
 def test_weight_bound_of_adding():
-    bins = bins_of(mechanisms.bisr(workloads.prefix_sum(40), 3).strategy_coef, 8)
+    bins = bins_of(mechanisms.bisr(workloads.prefix_sum(40), num_bands=3).strategy_coef, 8)
     tilt = balls_in_bins._tilt_add(bins, 2.0, 2.0)
     generator = np.random.default_rng(6)
     values = tilt.values(generator, bins.draw(generator, 100_000))
@@ -156,7 +156,7 @@ def test_certificate_covers_the_truth():
 
 
 def test_relative_error_does_not_grow_as_delta_falls():
-    bins = bins_of(mechanisms.bsr(workloads.prefix_sum(200), 4).strategy_coef, 20)
+    bins = bins_of(mechanisms.bsr(workloads.prefix_sum(200), num_bands=4).strategy_coef, 20)
     errors = []
     for epsilon in (3.0, 6.0, 9.0, 12.0):
         found = sampled(bins, 4.0, epsilon, samples=50_000)
@@ -166,7 +166,7 @@ def test_relative_error_does_not_grow_as_delta_falls():
 
 
 def test_draws_depend_on_the_seed_alone(monkeypatch):
-    bins = bins_of(mechanisms.bsr(workloads.prefix_sum(200), 4).strategy_coef, 20)
+    bins = bins_of(mechanisms.bsr(workloads.prefix_sum(200), num_bands=4).strategy_coef, 20)
     once = sampled(bins, 4.0, 3.0)
     monkeypatch.setattr(balls_in_bins.os, "cpu_count", lambda: 7)
     assert sampled(bins, 4.0, 3.0) == once
@@ -188,17 +188,6 @@ def test_progress_is_reported():
     )
     assert len(seen) > 1
     assert seen[-1] == (3_000_000, 3_000_000)
-
-
-def test_bar_on_a_terminal_and_silence_elsewhere(monkeypatch, capsys):
-    progress.bar(1, 2)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
-    progress.bar(1, 2)
-    progress.bar(2, 2)
-    shown = capsys.readouterr().err
-    assert "50 %" in shown
-    assert shown.endswith("100 %\n")
 
 
 @pytest.mark.parametrize("order", [2, 3, 4])

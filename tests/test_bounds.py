@@ -72,7 +72,7 @@ def test_bisr_stays_below_its_theorem(decay, momentum, n, b, k):
     participation = Participation(n, b, k)
     for p in (1, 2, 8, n):
         limit = bounds.bisr_upper_bound(workload, participation, p)
-        assert mechanisms.bisr(workload, p).rmse(participation) <= limit
+        assert mechanisms.bisr(workload, num_bands=p).rmse(participation) <= limit
 
 
 def test_printed_decoder_bound_fails_where_ours_holds():
@@ -86,8 +86,10 @@ def test_band_inversion_lemma_as_corrected():
         rate = math.sqrt(1 - 1 / math.sqrt(n))
         assert bounds.two_band_rmse(n, rate) <= bounds.two_band_bound(n)
     n, rate = 50, 0.8
-    m = mechanisms.Mechanism(
-        "two", workloads.prefix_sum(n), mechanisms.bisr(workloads.prefix_sum(n), 1).noising
+    m = mechanisms.ToeplitzMechanism(
+        "two",
+        workloads.prefix_sum(n),
+        mechanisms.bisr(workloads.prefix_sum(n), num_bands=1).noising,
     )
     assert bounds.two_band_rmse(n, 0.0) == pytest.approx(m.rmse(Participation(n, n, 1)))
     expected = oracles.rmse(np.ones(8), np.array([1, -rate, 0, 0, 0, 0, 0, 0]), 8, 1)

@@ -1,7 +1,9 @@
+import dataclasses
 import io
 import json
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
@@ -12,8 +14,9 @@ import typer
 
 import corrnoise as cn
 from corrnoise import planning
-from corrnoise.cli import main, terminal
-from corrnoise.cli.app import app
+from corrnoise._progress import Bar
+from corrnoise.apps.cli import main
+from corrnoise.apps.cli.app import app
 
 COMMANDS = {c.callback.__name__: c.callback for c in app.registered_commands}
 EXAMPLES = [
@@ -113,8 +116,9 @@ def test_version(run):
         ("plan --epsilon one", "--epsilon"),
         (f"plan {RUN} --sampling shuffled", "--sampling"),
         (f"plan {RUN} --colour red", "No such option"),
-        (f"plan {RUN} --steps 3", "exactly one of epochs and steps"),
-        (f"plan {RUN} --mechanism adam", "mechanisms must be one of"),
+        (f"plan {RUN} --num-steps 3", "exactly one of epochs and num_steps"),
+        (f"plan {RUN} --mechanism adam", "'--mechanism': mechanism must be one of dp_sgd, bsr"),
+        (f"plan {RUN} --sampling shuffled", "'--sampling': sampling must be one of fixed, balls"),
         (f"plan {RUN} --memory lots", "neither a number nor 'none'"),
         (f"plan {RUN} --memory -1", "memory must be"),
         (f"plan {RUN} --save nowhere/plan.json", "make the folder first"),
@@ -125,6 +129,20 @@ def test_version(run):
         ("account --mechanism dp_sgd --num-steps 10 --epsilon 1", "exactly two"),
         ("account --mechanism dp_sgd --epsilon 1 --delta 0.1", "give num-examples"),
         ("account --mechanism dp_sgd --num-steps 9 --epochs 2 --epsilon 1 --delta 0.1", "give num"),
+        (
+            "account --mechanism blt --num-bands 4 --num-steps 10 --epsilon 1 --delta 0.1",
+            "num-bands must be left out for blt",
+        ),
+        (
+            "account --mechanism bisr --num-bands 4 --num-buffers 4 --num-steps 10 --epsilon 1 "
+            "--delta 0.1",
+            "num-buffers must be left out for bisr",
+        ),
+        (
+            "account --mechanism dp_sgd --num-steps 9 --min-sep 3 --max-participations 0 "
+            "--epsilon 1 --delta 0.1",
+            "max_participations must be",
+        ),
         (
             "account --mechanism dp_sgd --num-examples 9 --batch-size 3 --epochs 1 --min-sep 3 "
             "--epsilon 1 --delta 0.1",
@@ -142,6 +160,8 @@ def test_version(run):
         ("bench --num-parameters 0", "num-parameters must be"),
         ("bench --seconds -1", "seconds must be"),
         ("bench --device cuda", "cuda"),
+        ("bench --mechanism adam", "mechanism must be one of"),
+        ("reproduce fig-nothing", "name must be one of"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(run, monkeypatch, line, words):
@@ -178,8 +198,61 @@ def test_a_missing_extra_is_named(run, monkeypatch):
         run(f"plan {RUN}")
 
 
+@pytest.mark.parametrize(
+    ("module", "line", "extra"),
+    [
+        ("dp_accounting", f"plan {RUN} --sampling poisson", "accounting"),
+        ("sklearn.datasets", "train --data digits", "demo"),
+        ("matplotlib", "reproduce fig-convergence --smoke", "plots"),
+    ],
+)
+def test_every_missing_library_is_one_line_with_its_extra(run, monkeypatch, module, line, extra):
+    monkeypatch.setitem(sys.modules, module, None)
+    status, out, err = run(line)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"pip install 'corrnoise[{extra}]'" in err
+
+
+def test_new_families_and_samplings_need_no_change_here(run, monkeypatch):
+    family = dataclasses.replace(cn.mechanisms.get("bisr"), name="mine", label="Mine")
+    monkeypatch.setitem(cn.mechanisms.registry._KNOWN, "mine", family)
+    sampling = type("Mine", (type(cn.samplings.FIXED),), {"name": "my-batches"})()
+    monkeypatch.setitem(cn.samplings.sampling._KNOWN, "my-batches", sampling)
+    for command in ("plan", "account", "train"):
+        words = "".join(run(f"{command} --help")[1].split())
+        assert "blt,dense,mine." in words
+        assert "cyclic-poisson,my-batches." in words
+    status, out, _ = run(f"plan {RUN} --mechanism mine --num-bands 4 --sampling my-batches")
+    assert status == 0
+    assert "mine p=4 (chosen)" in out
+    assert "my-batches: 48 steps" in out
+    line = "account --mechanism mine --num-bands 4 --num-steps 40 --sampling my-batches"
+    assert run(f"{line} --epsilon 2 --delta 1e-5")[0] == 0
+    data = json.loads(run("compare --num-steps 16 --values 2,4 --json")[1])
+    assert data["rmse"]["mine"] == data["rmse"]["bisr"]
+
+
+def test_numbers_to_copy_are_rounded_up(run):
+    line = "account --mechanism dp_sgd --num-steps 40 --min-sep 10"
+    for given in ("--epsilon 2 --delta 1e-5", "--noise-multiplier 2 --delta 1e-5"):
+        exact = json.loads(run(f"{line} {given} --json")[1])
+        rows = run(f"{line} {given}")[1].splitlines()
+        shown = dict(re.split("  +", row, maxsplit=1) for row in rows)
+        for name in ("epsilon", "delta", "noise multiplier"):
+            value = exact[name.replace(" ", "_")]
+            assert value * (1 - 1e-12) <= float(shown[name]) <= value * (1 + 1e-5)
+
+
+def test_a_file_that_is_no_plan_is_refused(run, tmp_path):
+    for text in ("{}", '{"format": 1}', "[]", "no JSON"):
+        (tmp_path / "plan.json").write_text(text)
+        status, out, err = run("train --data digits --plan plan.json")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert "plan must be a file that `corrnoise plan --save` wrote" in err
+
+
 def test_a_command_needs_typer(run, monkeypatch):
-    monkeypatch.delitem(sys.modules, "corrnoise.cli.app")
+    monkeypatch.delitem(sys.modules, "corrnoise.apps.cli.app")
     monkeypatch.setitem(sys.modules, "typer", None)
     status, _, err = run("--help")
     assert (status, err.count("\n")) == (2, 1)
@@ -240,7 +313,7 @@ def test_account_prices_what_runs(run):
     data = json.loads(run(f"{line} --epsilon 2 --delta 1e-5 --json")[1])
     error = data.pop("error")
     found = cn.Calibration.from_dict(data)
-    assert error == found.rmse()
+    assert error == found.error
     noise = cn.noise.CorrelatedNoise(found.mechanism)
     assert noise.mechanism == found.mechanism
     assert found.participation == cn.Participation(48, 12, 4)
@@ -256,8 +329,8 @@ def test_account_of_a_dataset_and_of_blt(run):
 def test_account_says_what_is_certain(run):
     line = "account --mechanism dp_sgd --num-steps 40 --min-sep 10 --samples 5000"
     _, out, _ = run(f"{line} --sampling balls-in-bins --epsilon 2 --delta 1e-5")
-    assert "certified but for probability 1e-09" in out
-    assert "surely" in out
+    assert "certified (failure probability 1e-09)" in out
+    assert "with certainty" in out
 
 
 # compare
@@ -268,8 +341,8 @@ def test_compare_against_bands(run):
     data = json.loads(run(f"{line} --mechanism blt --mechanism dp_sgd --json")[1])
     part, w = cn.Participation(48, 12, 4), cn.workloads.sgd(48, momentum=0.5)
     assert data["values"] == [2, 12]
-    assert data["rmse"]["bsr"] == [cn.mechanisms.bsr(w, p).rmse(part) for p in (2, 12)]
-    assert data["rmse"]["blt"] == [cn.mechanisms.blt(w, part, 4).rmse(part)] * 2
+    assert data["rmse"]["bsr"] == [cn.mechanisms.bsr(w, num_bands=p).rmse(part) for p in (2, 12)]
+    assert data["rmse"]["blt"] == [cn.mechanisms.blt(w, part, num_buffers=4).rmse(part)] * 2
     assert data["lower_bound"] == [cn.lower_bound(w, part)] * 2
 
 
@@ -278,7 +351,7 @@ def test_compare_against_steps(run):
     data = json.loads(run(f"{line} --num-bands 8")[1])
     assert data["values"] == [4, 8, 16, 32, 40]
     w, part = cn.workloads.prefix_sum(40), cn.Participation(40, 10, 4)
-    assert data["rmse"]["bisr"][-1] == cn.mechanisms.bisr(w, 8).rmse(part)
+    assert data["rmse"]["bisr"][-1] == cn.mechanisms.bisr(w, num_bands=8).rmse(part)
     assert data["participations"][0] == {"num_steps": 4, "min_sep": 1, "max_participations": 4}
 
 
@@ -295,12 +368,13 @@ def test_bench_times_what_it_says(run):
     line = "bench --num-parameters 5000 --num-steps 24 --max-participations 2 --seconds 0.01"
     data = json.loads(run(f"{line} --device cpu --json")[1])
     rows = {row["mechanism"]: row for row in data["rows"]}
-    assert set(rows) == {"dp_sgd", "bisr 4", "band_inv_mf 4", "bsr 4", "band_mf 4", "blt 4"}
+    banded = {f"{name} p=4" for name in ("bisr", "band_inv_mf", "bsr", "band_mf")}
+    assert set(rows) == {"dp_sgd", *banded, "blt d=4"}
     assert all(row["step_seconds"] > 0 and row["build_seconds"] > 0 for row in data["rows"])
     for row in data["rows"]:
         assert row["relative"] == row["step_seconds"] / data["independent_seconds"]["cpu"]
-    assert rows["bisr 4"]["bytes_per_parameter"] == 0
-    assert rows["bsr 4"]["bytes_per_parameter"] == 12
+    assert rows["bisr p=4"]["bytes_per_parameter"] == 0
+    assert rows["bsr p=4"]["bytes_per_parameter"] == 12
 
 
 # The terminal
@@ -323,10 +397,11 @@ def test_no_colours_in_a_pipe():
         assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_colours_on_a_terminal_unless_told_not_to():
+def test_the_chosen_row_is_bold_on_a_terminal_unless_told_not_to():
     line = f"plan {RUN} --sampling fixed --mechanism bisr --num-bands 4"
-    assert "\x1b[1;32m" in on_a_terminal(line, NO_COLOR="")
-    assert "\x1b[1;32m" not in on_a_terminal(line, NO_COLOR="1")
+    (bold,) = re.findall("\x1b\\[1m(.*?)\x1b\\[0m", on_a_terminal(line, NO_COLOR=""))
+    assert bold.startswith("bisr p=4 (chosen) ")
+    assert "\x1b" not in on_a_terminal(line, NO_COLOR="1")
 
 
 def test_completion_knows_the_choices():
@@ -346,7 +421,7 @@ def test_completion_knows_the_choices():
 
 def test_help_needs_nothing_heavy():
     code = (
-        "import sys; from corrnoise.cli import main; status = main(['--help']); "
+        "import sys; from corrnoise.apps.cli import main; status = main(['--help']); "
         "print([m for m in ('scipy', 'torch', 'matplotlib', 'dp_accounting') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -359,19 +434,17 @@ class _Terminal(io.StringIO):
 
 
 def test_progress_is_drawn_on_a_terminal_after_a_second(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
     for patience, drawn in ((0.0, True), (60.0, False)):
         screen = _Terminal()
         monkeypatch.setattr(sys, "stderr", screen)
-        monkeypatch.setattr(terminal, "_PATIENCE", patience)
-        with terminal.progress("working") as show:
+        with Bar("working", patience) as show:
             show(1, 3)
             show(3, 3)
         assert ("working" in screen.getvalue()) == drawn
 
 
 def test_the_base_of_usage_errors_is_what_we_take_it_for():
-    from corrnoise.cli.app import _USAGE_ERROR
+    from corrnoise.apps.cli.app import _USAGE_ERROR
 
     assert _USAGE_ERROR.__name__ == "UsageError"
     assert issubclass(typer.BadParameter, _USAGE_ERROR)

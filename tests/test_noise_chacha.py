@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from corrnoise.noise import chacha, keystream
+from corrnoise.noise.generator import chacha, keystream
 
 COUNTING = bytes(range(32))
 ZERO = bytes(32)

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import corrnoise as cn
-from corrnoise import toeplitz
-from corrnoise.mechanisms import DenseMechanism, Mechanism
-from corrnoise.noise import CorrelatedNoise, Key, NoiseStream, scheme
-from corrnoise.noise.filters import Filter
-from corrnoise.noise.stream import TILE
-from corrnoise.rational import Rational
+from corrnoise.algebra import toeplitz
+from corrnoise.algebra.rational import Rational
+from corrnoise.mechanisms import DenseMechanism, ToeplitzMechanism
+from corrnoise.noise import CorrelatedNoise, Key, NoiseStream
+from corrnoise.noise.filtering import scheme
+from corrnoise.noise.filtering.filters import Filter
+from corrnoise.noise.generator.stream import TILE
 
 KEY = Key.from_bytes(bytes(range(32)))
 N = 24
@@ -24,20 +25,22 @@ WORKLOAD = cn.workloads.prefix_sum(N)
 PART = cn.Participation(N, 8, 3)
 MECHANISMS = {
     "dp_sgd": cn.mechanisms.dp_sgd(WORKLOAD),
-    "bisr-1": cn.mechanisms.bisr(WORKLOAD, 1),
-    "bisr-4": cn.mechanisms.bisr(WORKLOAD, 4),
-    "bisr-n": cn.mechanisms.bisr(WORKLOAD, N),
+    "bisr-1": cn.mechanisms.bisr(WORKLOAD, num_bands=1),
+    "bisr-4": cn.mechanisms.bisr(WORKLOAD, num_bands=4),
+    "bisr-n": cn.mechanisms.bisr(WORKLOAD, num_bands=N),
     "band_inv_mf": cn.mechanisms.band_inv_mf(WORKLOAD, PART, num_bands=5),
     "square_root": cn.mechanisms.square_root(WORKLOAD),
-    "bsr": cn.mechanisms.bsr(WORKLOAD, 7),
-    "bsr-sgd": cn.mechanisms.bsr(cn.workloads.sgd(N, momentum=0.9, decay=0.999), 7),
+    "bsr": cn.mechanisms.bsr(WORKLOAD, num_bands=7),
+    "bsr-sgd": cn.mechanisms.bsr(cn.workloads.sgd(N, momentum=0.9, decay=0.999), num_bands=7),
     "band_mf": cn.mechanisms.band_mf(WORKLOAD, PART, num_bands=8),
     "blt": cn.mechanisms.blt(WORKLOAD, PART, num_buffers=3),
     "dense": cn.mechanisms.dense(WORKLOAD, PART),
     "dense-1": cn.mechanisms.dense(WORKLOAD, PART, num_bands=1),
-    "diagonal": Mechanism("diagonal", WORKLOAD, Rational.of(denominator=[[2.0]])),
-    "two-factors": Mechanism("two", WORKLOAD, Rational.of([[2.0, -0.5], [1.0, -0.25, 0.1]])),
-    "mixed": Mechanism(
+    "diagonal": ToeplitzMechanism("diagonal", WORKLOAD, Rational.of(denominator=[[2.0]])),
+    "two-factors": ToeplitzMechanism(
+        "two", WORKLOAD, Rational.of([[2.0, -0.5], [1.0, -0.25, 0.1]])
+    ),
+    "mixed": ToeplitzMechanism(
         "mixed", WORKLOAD, Rational.of([[2.0, -1.5, 0.3]], [[0.5, -0.2], [3.0, 1.0]])
     ),
 }
@@ -84,7 +87,7 @@ def test_every_step_of_every_scheme(name, memory) -> None:
 
 @pytest.mark.parametrize("p", [1, 2, 5, 16, 24])
 def test_all_schemes_of_a_banded_inverse_give_the_same_bits(p) -> None:
-    mechanism = cn.mechanisms.bisr(WORKLOAD, p)
+    mechanism = cn.mechanisms.bisr(WORKLOAD, num_bands=p)
     reference = CorrelatedNoise(mechanism, KEY)
     for kind in scheme.candidates(p):
         noise = CorrelatedNoise(mechanism, KEY, threads=1)
@@ -96,7 +99,7 @@ def test_all_schemes_of_a_banded_inverse_give_the_same_bits(p) -> None:
 
 @pytest.mark.parametrize("s", [1, 2, 3, 4])
 def test_a_ring_of_any_size_takes_steps_in_any_order(s) -> None:
-    mechanism = cn.mechanisms.bisr(WORKLOAD, 5)
+    mechanism = cn.mechanisms.bisr(WORKLOAD, num_bands=5)
     reference = CorrelatedNoise(mechanism, KEY)
     noise = CorrelatedNoise(mechanism, KEY, threads=1)
     noise.scheme = scheme.Scheme("ring", s, 5.0 - s)
@@ -189,7 +192,7 @@ def test_threads_do_not_change_a_bit() -> None:
 def test_poles_near_one_stay_accurate_in_float32() -> None:
     n, theta, phi = 4000, 1 - 1e-6, 1 - 1e-5
     series = Rational.of([[1.0, -theta]], [[1.0, -phi]])
-    mechanism = Mechanism("slow", cn.workloads.prefix_sum(n), series)
+    mechanism = ToeplitzMechanism("slow", cn.workloads.prefix_sum(n), series)
     noise = CorrelatedNoise(mechanism, KEY, threads=1)
     rows = noise.rows(0, 8)
     for step in range(n):
@@ -202,7 +205,7 @@ def test_poles_near_one_stay_accurate_in_float32() -> None:
 
 
 def test_memory_buys_draws() -> None:
-    spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), 16))
+    spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=16))
     chosen = [scheme.choose(spec, memory, 20) for memory in range(16)]
     assert chosen[0] == scheme.Scheme("regenerate", 0, 16.0)
     assert chosen[1] == scheme.Scheme("lookahead", 1, 8.5, lookahead=2)
@@ -215,7 +218,7 @@ def test_memory_buys_draws() -> None:
 
 
 def test_the_ring_is_taken_where_it_is_fastest() -> None:
-    spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), 4))
+    spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4))
     assert scheme.choose(spec, 1, 20) == scheme.Scheme("lookahead", 1, 2.5, lookahead=2)
     assert scheme.choose(spec, 2, 20) == scheme.Scheme("ring", 2, 2.0)
     assert scheme.choose(spec, 3, 20) == scheme.Scheme("ring", 3, 1.0)
@@ -230,7 +233,7 @@ def test_the_model_of_time_orders_schemes_as_they_were_measured() -> None:
         r"^(chacha20|lookahead|ring) p=(4|16)(?:, (\d) vectors)? +(\d+\.\d+) ms", re.MULTILINE
     )
     for p, count in (("4", 6), ("16", 4)):
-        spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), int(p)))
+        spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=int(p)))
         measured = {
             ("regenerate" if kind == "chacha20" else kind, int(vectors or 0)): float(time)
             for kind, bands, vectors, time in line.findall(page)
@@ -375,12 +378,12 @@ def test_bad_arguments(make, message) -> None:
 
 
 def test_coefficients_that_are_not_finite_are_refused() -> None:
-    nan = Mechanism("nan", WORKLOAD, Rational((np.array([1.0, math.nan]),), ()))
-    huge = Mechanism("huge", WORKLOAD, Rational.of([[1.0]], [[1.0, -1e6]]))
+    nan = ToeplitzMechanism("nan", WORKLOAD, Rational((np.array([1.0, math.nan]),), ()))
+    huge = ToeplitzMechanism("huge", WORKLOAD, Rational.of([[1.0]], [[1.0, -1e6]]))
     for mechanism in (nan, huge):
         with pytest.raises(OverflowError, match="coefficients of C⁻¹ grow beyond float64"):
             CorrelatedNoise(mechanism, KEY)
-    large = Mechanism("large", WORKLOAD, Rational.of([[1.0]], [[1.0, -100.0]]))
+    large = ToeplitzMechanism("large", WORKLOAD, Rational.of([[1.0]], [[1.0, -100.0]]))
     with pytest.raises(ValueError, match="finite coefficients of C⁻¹ in float32"):
         CorrelatedNoise(large, KEY)
 
@@ -401,7 +404,8 @@ def test_the_realized_mechanism_has_float32_coefficients_and_stays_close(name) -
     if isinstance(realized, DenseMechanism):
         assert np.allclose(realized.strategy, MECHANISMS[name].strategy, rtol=1e-6)
     else:
-        assert realized.num_bands == MECHANISMS[name].num_bands
+        assert realized.strategy_bands == MECHANISMS[name].strategy_bands
+        assert realized.noising_bands == MECHANISMS[name].noising_bands
         assert np.allclose(
             realized.strategy_coef, MECHANISMS[name].strategy_coef, rtol=1e-5, atol=1e-6
         )
@@ -413,7 +417,7 @@ def test_what_is_run_is_the_realized_mechanism() -> None:
     """A zero so close to 1 that float32 moves it: the noise follows the rounded one."""
     n = 3000
     wanted = 1.0 - 1.7e-6
-    mechanism = Mechanism(
+    mechanism = ToeplitzMechanism(
         "slow", cn.workloads.prefix_sum(n), Rational.of([[1.0, -0.5]], [[1.0, -wanted]])
     )
     noise = CorrelatedNoise(mechanism, KEY)

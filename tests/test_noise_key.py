@@ -20,7 +20,7 @@ KEY = Key.from_bytes(SECRET)
 def _noise(name: str) -> CorrelatedNoise:
     workload, part = cn.workloads.prefix_sum(8), cn.Participation(8, 4, 2)
     mechanism = {
-        "bisr": lambda: cn.mechanisms.bisr(workload, 2),
+        "bisr": lambda: cn.mechanisms.bisr(workload, num_bands=2),
         "blt": lambda: cn.mechanisms.blt(workload, part, num_buffers=1),
     }[name]()
     return CorrelatedNoise(mechanism, KEY)

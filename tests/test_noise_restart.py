@@ -19,12 +19,13 @@ from corrnoise.noise import CorrelatedNoise, Key
 folder, steps, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 key = Key.load(os.path.join(folder, "..", "run.key"))
 workload = cn.workloads.prefix_sum(steps)
-series = cn.mechanisms.bsr(workload, 5).noising * cn.mechanisms.bisr(workload, 3).noising
-poles = cn.mechanisms.Mechanism("poles", workload, series)
+series = cn.mechanisms.bsr(workload, num_bands=5).noising
+series *= cn.mechanisms.bisr(workload, num_bands=3).noising
+poles = cn.mechanisms.ToeplitzMechanism("poles", workload, series)
 noises = [
-    CorrelatedNoise(cn.mechanisms.bisr(workload, 4), key),
-    CorrelatedNoise(cn.mechanisms.bisr(workload, 4), key, memory=1),
-    CorrelatedNoise(cn.mechanisms.bisr(workload, 4), key, memory=2),
+    CorrelatedNoise(cn.mechanisms.bisr(workload, num_bands=4), key),
+    CorrelatedNoise(cn.mechanisms.bisr(workload, num_bands=4), key, memory=1),
+    CorrelatedNoise(cn.mechanisms.bisr(workload, num_bands=4), key, memory=2),
     CorrelatedNoise(poles, key, stream=1),
 ]
 checkpoint = os.path.join(folder, "checkpoint")

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from corrnoise.noise import Key, NoiseStream, chacha, normals
-from corrnoise.noise.stream import TILE
+from corrnoise.noise import Key, NoiseStream
+from corrnoise.noise.generator import chacha, normals
+from corrnoise.noise.generator.stream import TILE
 
 KEY = Key.from_bytes(bytes(range(32)))
 STREAM = NoiseStream(KEY, stream=5)

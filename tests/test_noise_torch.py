@@ -11,7 +11,7 @@ from corrnoise.noise import CorrelatedNoise, Key
 
 KEY = Key.from_bytes(bytes(range(32)))
 WORKLOAD = cn.workloads.prefix_sum(20)
-BISR = cn.mechanisms.bisr(WORKLOAD, 4)
+BISR = cn.mechanisms.bisr(WORKLOAD, num_bands=4)
 BLT = cn.mechanisms.blt(WORKLOAD, cn.Participation(20, 5, 4), num_buffers=2)
 
 

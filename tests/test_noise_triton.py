@@ -21,16 +21,11 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 import corrnoise as cn  # noqa: E402
-from corrnoise.noise import (  # noqa: E402
-    CorrelatedNoise,
-    Key,
-    NoiseStream,
-    normals,
-    scheme,
-    torch_targets,
-    triton_kernel,
-)
-from corrnoise.noise.triton_backend import TritonBackend, Tuning  # noqa: E402
+from corrnoise.noise import CorrelatedNoise, Key, NoiseStream  # noqa: E402
+from corrnoise.noise.backends import torch_targets, triton_kernel  # noqa: E402
+from corrnoise.noise.backends.triton_backend import TritonBackend, Tuning  # noqa: E402
+from corrnoise.noise.filtering import scheme  # noqa: E402
+from corrnoise.noise.generator import normals  # noqa: E402
 
 DEVICE = "cuda:0" if CUDA else "cpu"
 KEY = Key.from_bytes(bytes(range(200, 232)))
@@ -102,7 +97,7 @@ def test_box_muller_keeps_its_accuracy_at_both_ends(fast) -> None:
 def test_one_call_for_tensors_of_all_kinds() -> None:
     """Unaligned offsets, an empty tensor, three dtypes, tiles at the edges."""
     step = 4
-    noise = CorrelatedNoise(cn.mechanisms.bisr(WORKLOAD, 3), KEY, 9)
+    noise = CorrelatedNoise(cn.mechanisms.bisr(WORKLOAD, num_bands=3), KEY, 9)
     kinds = [torch.float32, torch.bfloat16, torch.float32, torch.float16]
     layout = ((2000, 100), (7, 50), (90, 0), (5000, 60))
     grads = [
@@ -150,12 +145,12 @@ def _noise(monkeypatch, mechanism, kind: str | None, size: int = 1) -> Correlate
 
 
 CASES = {
-    "regenerate": (cn.mechanisms.bisr(WORKLOAD, 3), "regenerate", 1),
-    "lookahead-4": (cn.mechanisms.bisr(WORKLOAD, 3), "lookahead", 4),
-    "ring-1": (cn.mechanisms.bisr(WORKLOAD, 3), "ring", 1),
-    "ring-2": (cn.mechanisms.bisr(WORKLOAD, 4), "ring", 2),
-    "ring-3": (cn.mechanisms.bisr(WORKLOAD, 4), "ring", 3),
-    "bsr": (cn.mechanisms.bsr(WORKLOAD, 3), None, 1),
+    "regenerate": (cn.mechanisms.bisr(WORKLOAD, num_bands=3), "regenerate", 1),
+    "lookahead-4": (cn.mechanisms.bisr(WORKLOAD, num_bands=3), "lookahead", 4),
+    "ring-1": (cn.mechanisms.bisr(WORKLOAD, num_bands=3), "ring", 1),
+    "ring-2": (cn.mechanisms.bisr(WORKLOAD, num_bands=4), "ring", 2),
+    "ring-3": (cn.mechanisms.bisr(WORKLOAD, num_bands=4), "ring", 3),
+    "bsr": (cn.mechanisms.bsr(WORKLOAD, num_bands=3), None, 1),
     "blt": (cn.mechanisms.blt(WORKLOAD, PART, num_buffers=2), None, 1),
     "dense": (cn.mechanisms.dense(WORKLOAD, PART), None, 1),
 }
@@ -222,8 +217,8 @@ driver.set_active(Hopper())
 
 import corrnoise as cn
 from corrnoise.noise import Key, NoiseStream
-from corrnoise.noise.filters import Filter
-from corrnoise.noise.triton_backend import TritonBackend
+from corrnoise.noise.filtering.filters import Filter
+from corrnoise.noise.backends.triton_backend import TritonBackend
 
 made = {}
 
@@ -235,8 +230,8 @@ def compile(kernel, group, **arguments):
 
 workload, layout, state = cn.workloads.prefix_sum(100), ((0, 4096),), torch.zeros(3, 4096)
 grads = [torch.zeros(4096)]
-bisr = Filter.of(cn.mechanisms.bisr(workload, 16))
-bsr = Filter.of(cn.mechanisms.bsr(workload, 4))
+bisr = Filter.of(cn.mechanisms.bisr(workload, num_bands=16))
+bsr = Filter.of(cn.mechanisms.bsr(workload, num_bands=4))
 for word in (0, 1, 16, 0x80000000):  # Triton specializes on some values of an integer: not here
     key = Key.from_bytes(int(word).to_bytes(4, "little") * 8)
     backend = TritonBackend(NoiseStream(key, stream=word, rounds=8), "cpu")
@@ -286,7 +281,7 @@ def test_every_tuning_gives_the_same_words(tuning, rounds) -> None:
 @needs_gpu
 @pytest.mark.gpu
 def test_a_large_gradient_through_the_public_call() -> None:
-    mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(100), 8)
+    mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=8)
     noise = CorrelatedNoise(mechanism, KEY)
     grads = [torch.zeros(3_000_001, device="cuda"), torch.zeros(7, 11, device="cuda")]
     noise.add_(grads, 50, 1.0)
@@ -297,7 +292,7 @@ def test_a_large_gradient_through_the_public_call() -> None:
 @needs_gpu
 @pytest.mark.gpu
 def test_a_far_shard_is_its_slice() -> None:
-    noise = CorrelatedNoise(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), 4), KEY)
+    noise = CorrelatedNoise(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4), KEY)
     for offset in (2**32 - 1000, 2**36 - 1000, 2**40 + 77):
         grad = torch.zeros(2000, device="cuda")
         noise.add_([grad], 50, 1.0, offsets=[offset])

@@ -113,7 +113,10 @@ def test_a_trace_goes_from_bisr_to_the_optimum(smoke):
         workload = paper.module("fig-convergence").workload(row["workload"], n)
         start = min(
             m.rmse(part)
-            for m in (cn.mechanisms.bisr(workload, row["p"]), cn.mechanisms.dp_sgd(workload))
+            for m in (
+                cn.mechanisms.bisr(workload, num_bands=row["p"]),
+                cn.mechanisms.dp_sgd(workload),
+            )
         )
         assert row["objective"][0] == pytest.approx(start, rel=1e-9)
         if row["gap"] == 0.0:

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import corrnoise as cn
-from corrnoise.accounting import calibration, gaussian
-from corrnoise.noise import CorrelatedNoise, Key, scheme
-from corrnoise.noise.filters import Filter
-from corrnoise.planning import Alternative, Plan, least_error
+from corrnoise.accounting import Draws, gaussian
+from corrnoise.noise import CorrelatedNoise, Key
+from corrnoise.noise.filtering import scheme
+from corrnoise.planning import Alternative, Plan
 
 SMALL = {"num_examples": 600, "batch_size": 50, "epochs": 4, "epsilon": 3.0, "delta": 1e-6}
 CIFAR = {
@@ -30,21 +30,21 @@ def planned(name):
     return cn.plan(**SMALL, momentum=0.5, sampling=name, samples=20_000)
 
 
-@pytest.mark.parametrize("name", [*cn.accounting.SAMPLINGS, "no limit"])
+@pytest.mark.parametrize("name", [*cn.samplings.names(), "no limit"])
 def test_every_plan(name):
     plan = planned(name)
     assert plan.participation == cn.Participation(48, 12, 4)
     assert plan.num_steps == 48
     assert (plan.epsilon, plan.delta) == (3.0, 1e-6)
-    assert plan.error == plan.calibration.rmse()
+    assert plan.error == plan.calibration.error
 
     # It is one of its alternatives, none of those that can be used is better, and it is proven.
     usable = [a for a in plan.alternatives if not a.reason]
-    chosen = [
-        a for a in usable if (a.error, a.noise_multiplier) == (plan.error, plan.noise_multiplier)
-    ]
-    assert chosen
-    assert plan.calibration.kind == chosen[0].kind != "estimate"
+    assert plan.chosen in usable
+    assert plan.chosen is plan.alternatives[plan.choice]
+    assert plan.chosen.name == plan.mechanism.name
+    assert (plan.chosen.error, plan.chosen.noise_multiplier) == (plan.error, plan.noise_multiplier)
+    assert plan.calibration.kind == plan.chosen.kind != "estimate"
     assert plan.error <= 1.001 * min(a.error for a in usable if a.kind != "estimate")
     assert plan.error <= 1.01 * min(a.error for a in usable)
     errors = [math.inf if a.error is None else a.error for a in plan.alternatives]
@@ -61,7 +61,7 @@ def test_every_plan(name):
         samples=20_000,
     )
     assert again.epsilon == pytest.approx(3.0, rel=0.02 if "balls" in name else 1e-3)
-    assert cn.epsilon_of(plan, 48) == 3.0
+    assert plan.calibration.spent(48) == 3.0
 
     assert Plan.from_json(plan.to_json()) == plan
     assert plan.mechanism.name in repr(plan)
@@ -69,7 +69,7 @@ def test_every_plan(name):
 
 
 def test_a_plan_of_your_own_needs_three_things():
-    m = cn.mechanisms.bsr(cn.workloads.prefix_sum(48), 4)
+    m = cn.mechanisms.bsr(cn.workloads.prefix_sum(48), num_bands=4)
     c = cn.calibrate(m, cn.Participation(48, 12, 4), epsilon=1, delta=1e-6)
     plan = Plan(num_examples=600, batch_size=50, calibration=c)
     assert plan.alternatives == ()
@@ -100,18 +100,18 @@ def test_no_higher_error_than_the_mechanisms_of_the_papers_table():
     assert part == cn.Participation(980, 98, 10)
     table = [
         cn.mechanisms.dp_sgd(w),
-        cn.mechanisms.bsr(w, 4),
-        cn.mechanisms.bisr(w, 4),
-        cn.mechanisms.band_mf(w, part, 4),
-        cn.mechanisms.band_inv_mf(w, part, 4),
+        cn.mechanisms.bsr(w, num_bands=4),
+        cn.mechanisms.bisr(w, num_bands=4),
+        cn.mechanisms.band_mf(w, part, num_bands=4),
+        cn.mechanisms.band_inv_mf(w, part, num_bands=4),
     ]
     for m in table:
         c = cn.calibrate(m, part, epsilon=9, delta=1e-5, sampling="balls-in-bins", **draws)
-        assert plan.error <= c.rmse()
+        assert plan.error <= c.error
     assert plan.scheme.num_vectors == 0
-    for a in plan.alternatives:  # estimates rank, so they must be close
-        if a.name == "dp_sgd":
-            assert a.error == pytest.approx(262.2, rel=0.01)
+    (plain,) = (a for a in plan.alternatives if a.name == "dp_sgd")
+    assert plain.kind == "estimate"
+    assert plain.error == pytest.approx(262.2, rel=0.01)  # estimates rank, so they must be close
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "balls-in-bins"])
@@ -120,23 +120,23 @@ def test_no_mechanism_is_below_the_least_error(sampling):
     for momentum in (0.0, 0.9):
         w = cn.workloads.sgd(48, momentum=momentum)
         setting = {"epsilon": 1.5, "delta": 1e-4, "sampling": sampling}
-        bound = least_error(w, part, **setting)
+        bound = cn.samplings.get(sampling).least_error(w, part, 1.5, 1e-4)
         assert bound > 0
         for m in (
             cn.mechanisms.dp_sgd(w),
-            cn.mechanisms.bsr(w, 12),
-            cn.mechanisms.band_mf(w, part, 12),
+            cn.mechanisms.bsr(w, num_bands=12),
+            cn.mechanisms.band_mf(w, part, num_bands=12),
             cn.mechanisms.dense(w, part),
         ):
-            assert cn.calibrate(m, part, **setting, samples=5_000).rmse() > bound
+            assert cn.calibrate(m, part, **setting, samples=5_000).error > bound
 
 
 def test_the_argument_behind_the_least_error_of_balls_in_bins():
     """Private noise leaves every bin's mean within μ(ε + log b, bδ) standard deviations."""
     part = cn.Participation(48, 12, 4)
-    m = cn.mechanisms.bisr(cn.workloads.prefix_sum(48), 6)
+    m = cn.mechanisms.bisr(cn.workloads.prefix_sum(48), num_bands=6)
     c = cn.calibrate(m, part, epsilon=1.5, delta=1e-4, sampling="balls-in-bins", samples=20_000)
-    furthest = calibration._bins(m, 12).longest / c.noise_multiplier
+    furthest = m.bins(12).longest / c.noise_multiplier
     fixed = gaussian.mu(1.5, 1e-4)
     assert fixed < furthest < gaussian.mu(1.5 + math.log(12), 12e-4)
 
@@ -144,8 +144,8 @@ def test_the_argument_behind_the_least_error_of_balls_in_bins():
 def test_no_least_error_where_none_is_proven():
     part, w = cn.Participation(48, 12, 4), cn.workloads.prefix_sum(48)
     for sampling in ("poisson", "cyclic-poisson"):
-        assert least_error(w, part, epsilon=1, delta=1e-6, sampling=sampling) is None
-    assert least_error(w, part, epsilon=1, delta=0.09, sampling="balls-in-bins") is None
+        assert cn.samplings.get(sampling).least_error(w, part, 1, 1e-6) is None
+    assert cn.samplings.BALLS_IN_BINS.least_error(w, part, 1, 0.09) is None
     assert planned("poisson").efficiency is None
     assert 0 < planned("balls-in-bins").efficiency < planned("fixed").efficiency < 1
 
@@ -178,7 +178,7 @@ def test_many_draws_are_taken_only_when_asked_for():
     (best,) = (a for a in plan.alternatives if a.reason)
     assert "num_bands" in best.reason
     asked = cn.plan(**run, sampling="fixed", mechanisms=["bisr"], num_bands=best.num_bands)
-    assert asked.mechanism.num_bands == best.num_bands
+    assert asked.mechanism.noising_bands == best.num_bands
     assert asked.error == best.error < plan.error
 
 
@@ -204,9 +204,9 @@ def test_cyclic_poisson_weighs_bands_against_amplification():
 
 def test_steps_that_are_no_whole_epochs():
     run = {k: v for k, v in SMALL.items() if k != "epochs"}
-    plan = cn.plan(**run, steps=30, sampling="fixed")
+    plan = cn.plan(**run, num_steps=30, sampling="fixed")
     assert plan.participation == cn.Participation(30, 12, 3)
-    less = cn.plan(**run, steps=5, sampling="fixed")
+    less = cn.plan(**run, num_steps=5, sampling="fixed")
     assert less.participation == cn.Participation(5, 5, 1)
 
 
@@ -244,8 +244,8 @@ def test_progress_only_moves_forward():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"steps": 10}, "exactly one of epochs and steps"),
-        ({"epochs": None}, "exactly one of epochs and steps"),
+        ({"num_steps": 10}, "exactly one of epochs and num_steps"),
+        ({"epochs": None}, "exactly one of epochs and num_steps"),
         ({"epochs": 1.5}, "epochs must be an integer"),
         ({"batch_size": 601}, "batch_size must be in"),
         ({"batch_size": 0}, "batch_size must be in"),
@@ -254,15 +254,15 @@ def test_progress_only_moves_forward():
         ({"delta": 1}, "delta must be"),
         ({"momentum": 2}, "momentum must be"),
         ({"sampling": "shuffled"}, "sampling must be one of"),
-        ({"mechanisms": ["adam"]}, "mechanisms must be one of"),
+        ({"mechanisms": ["adam"]}, "mechanism must be one of"),
         ({"num_bands": 49}, "num_bands must be in"),
         ({"memory": -1}, "memory must be"),
         ({"rounds": 10}, "rounds must be"),
         ({"samples": 10}, "samples must be"),
         ({"num_parameters": 0}, "num_parameters must be"),
-        ({"epochs": None, "steps": 5}, "steps must be at least one epoch, 12"),
+        ({"epochs": None, "num_steps": 5}, "num_steps must be at least one epoch, 12"),
         ({"sampling": "poisson", "mechanisms": ["bisr"]}, "mechanisms must contain one"),
-        ({"mechanisms": ["bsr"], "num_bands": 4}, "needs memory 3, more than 0"),
+        ({"mechanisms": ["bsr"], "num_bands": 4}, "needs 3 vectors of memory, the plan allows 0"),
     ],
 )
 def test_bad_input(change, words):
@@ -278,10 +278,11 @@ def test_a_plan_refuses_what_makes_no_sense():
 
 
 def test_estimates_are_near_the_certificates():
-    m = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(200), 8)).realized
+    m = cn.mechanisms.bisr(cn.workloads.prefix_sum(200), num_bands=8).in_float32()
     part = cn.Participation(200, 40, 5)
     budget = {"epsilon": 2.0, "delta": 1e-6}
-    about = cn.accounting.estimate_noise(m, part, **budget)
+    draws = Draws.checked(1e-9, None, 0, None)
+    about = cn.samplings.BALLS_IN_BINS.estimate(m, part, **budget, draws=draws)
     c = cn.calibrate(m, part, **budget, sampling="balls-in-bins")
     assert about == pytest.approx(c.noise_multiplier, rel=0.01)
 

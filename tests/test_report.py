@@ -13,13 +13,17 @@ import pages
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markupsafe import escape
 
 import corrnoise as cn
 from corrnoise import report
-from corrnoise.report import axes, cells, figures, promise
+from corrnoise.algebra import toeplitz
+from corrnoise.report import figures
 from corrnoise.report.evidence import Evidence
-from corrnoise.report.markup import budget, number, percent
-from corrnoise.report.style import PALETTE
+from corrnoise.report.kit import axes, cells, markup
+from corrnoise.report.kit.numbers import number, percent, rounded_up
+from corrnoise.report.kit.style import PALETTE
+from corrnoise.report.statement import lines
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
 
@@ -133,11 +137,13 @@ def test_it_loads_nothing_and_runs_nothing(name: str):
     assert script.attrs["type"] == "application/json"
     for part in ("http://", "https://", "url(", "@import", "//cdn"):
         assert part not in text
-    assert "default-src 'none'" in text
+    (policy,) = (n for n in page.all("meta") if "http-equiv" in n.attrs)
+    assert policy.attrs["http-equiv"] == "Content-Security-Policy"
+    assert "default-src 'none'" in policy.attrs["content"]
 
 
 def test_every_picture_has_data():
-    drawn = {"course": 2, "error": 1, "noise": 4, "memory": 1, "spending": 1}
+    drawn = {"training": 2, "error": 1, "noise": 4, "memory": 1, "spending": 1}
     page = Page(report.html(runs=pages.compared(pages.fixed())))
     for section, count in drawn.items():
         pictures = page.all("svg", section)
@@ -149,7 +155,7 @@ def test_every_picture_has_data():
                 for name in ("cx", "cy", "x", "y", "r", "width", "height"):
                     assert math.isfinite(float(mark.attrs.get(name, "0")))
     plan = Page(report.html(pages.fixed()))
-    assert not [node for node in plan.all("section") if node.attrs["id"] == "course"]
+    assert not [node for node in plan.all("section") if node.attrs["id"] == "training"]
     for section in ("error", "noise", "memory", "spending"):
         assert len(plan.all("svg", section)) == drawn[section]
 
@@ -166,8 +172,51 @@ def test_hostile_labels_are_text():
     page = Page(text)
     assert len(page.all("script")) == 1
     assert not page.all("img")
-    assert page.rows("course")[0][0] == pages.HOSTILE
-    assert any(pages.HOSTILE in title for title in page.id("course").titles())
+    assert page.rows("training")[0][0] == pages.HOSTILE
+    assert any(pages.HOSTILE in title for title in page.id("training").titles())
+
+
+def test_hostile_text_is_escaped_exactly_once():
+    """Parsing undoes one escape: each piece must then be what was given, wherever it is shown."""
+    label, data, model, key, value = (
+        f"{name} {pages.HOSTILE} &amp; &lt;b&gt;"
+        for name in ("label", "data", "model", "key", "value")
+    )
+    first, second = pages.compared(pages.fixed())
+    hostile = replace(
+        first, label=label, data={"name": data}, model={"name": model}, settings={key: value}
+    )
+    text = report.html(runs=[hostile, second])
+    page = Page(text)
+    settings = dict(
+        zip(
+            *([node.text for node in page.all(name, "training")] for name in ("dt", "dd")),
+            strict=True,
+        )
+    )
+    assert settings["Data"] == data
+    assert settings["Model"] == model
+    assert settings[key.replace("key", "Key", 1)] == value
+    lead = next(n.text for n in page.root.walk() if n.attrs.get("class") == "lead")
+    assert f"(model: {model}; data: {data})" in lead
+    assert page.rows("training")[0][0] == label
+    assert page.rows("spending")[0][0] == label
+    assert f"Settings of “{label}”" in [node.text for node in page.all("h3")]
+    assert f"Error of each step for {label}, " in page.all("svg", "error")[0].attrs["aria-label"]
+    shown = text.split("<main>")[1].split("</main>")[0]
+    for piece in (label, data, model, value):
+        assert str(escape(piece)) in shown
+        assert piece not in shown
+    for twice in ("&amp;lt;script", "&amp;#34;", "&amp;#39;", "&amp;amp;amp;"):
+        assert twice not in shown
+
+
+def test_elements_escape_what_is_not_markup():
+    inner = markup.tag("i", "<")
+    assert markup.tag("b", inner, "<", None) == "<b><i>&lt;</i>&lt;</b>"
+    assert markup.tag("b", title=inner) == '<b title="&lt;i&gt;&amp;lt;&lt;/i&gt;"></b>'
+    assert markup.joined([inner, "&"]) == "<i>&lt;</i>&amp;"
+    assert markup.tag("input", checked=True, hidden=False) == "<input checked>"
 
 
 def test_the_statement_is_whole():
@@ -176,17 +225,17 @@ def test_the_statement_is_whole():
         page = Page(report.html(runs=runs))
         rows = dict(
             zip(
-                *([node.text for node in page.all(name, "promise")] for name in ("dt", "dd")),
+                *([node.text for node in page.all(name, "statement")] for name in ("dt", "dd")),
                 strict=True,
             )
         )
         for name, value in statement.rows():
             if name not in ("Versions", "ε is"):
                 assert rows[name] == value
-        assert statement.caveats in page.id("promise").text
+        assert statement.caveats in page.id("statement").text
         (badge,) = (n.text for n in page.root.walk() if n.attrs.get("class") == "badge")
         assert badge == {"bound": "proven bound", "certified": "certified"}[statement.kind]
-        versions = [node.text for node in page.all("dd", "recompute")]
+        versions = [node.text for node in page.all("dd", "verify")]
         assert versions == list(statement.versions.values())
     assert "fails with probability at most 10⁻⁹" in rows["ε is"]
 
@@ -194,24 +243,24 @@ def test_the_statement_is_whole():
 def test_the_tables_show_the_values():
     runs = pages.compared(pages.fixed())
     page = Page(report.html(runs=runs))
-    for run, row in zip(runs, page.rows("course"), strict=True):
+    for run, row in zip(runs, page.rows("training"), strict=True):
         assert row[0] == run.label
         assert row[2:] == [
-            budget(run.statement.epsilon),
-            budget(run.statement.delta, 3),
+            rounded_up(run.statement.epsilon),
+            rounded_up(run.statement.delta, 3),
             run.statement.kind,
-            number(run.plan.noise_multiplier),
+            rounded_up(run.plan.noise_multiplier),
             number(run.plan.error),
             percent(run.test_accuracy),
             number(run.records[-1].test_loss, 3),
             number(run.seconds, 3),
         ]
     records = [(run.label, record) for run in runs for record in run.records]
-    for (label, record), row in zip(records, page.rows("course", 1), strict=True):
+    for (label, record), row in zip(records, page.rows("training", 1), strict=True):
         assert row == [
             label,
             number(record.step),
-            budget(record.epsilon),
+            rounded_up(record.epsilon),
             percent(record.test_accuracy),
             number(record.test_loss),
             number(record.loss),
@@ -220,19 +269,19 @@ def test_the_tables_show_the_values():
     for a, row in zip(runs[0].plan.alternatives, alternatives, strict=True):
         assert row[1:6] == [
             number(a.error),
-            number(a.noise_multiplier),
+            rounded_up(a.noise_multiplier),
             a.kind,
             number(a.scheme.num_vectors),
             number(a.step_cost, 3),
         ]
     (chosen,) = (row for row in alternatives if row[-1] == "chosen")
-    assert chosen[1:3] == [number(runs[0].plan.error), number(runs[0].plan.noise_multiplier)]
+    assert chosen[1:3] == [number(runs[0].plan.error), rounded_up(runs[0].plan.noise_multiplier)]
 
 
 def test_the_marks_show_the_values():
     runs = pages.compared(pages.fixed())
     page = Page(report.html(runs=runs))
-    accuracy, loss = (picture.titles() for picture in page.all("svg", "course"))
+    accuracy, loss = (picture.titles() for picture in page.all("svg", "training"))
     spent = page.all("svg", "spending")[0].titles()
     for run in runs:
         for r in run.records:
@@ -240,7 +289,7 @@ def test_the_marks_show_the_values():
             assert f"{run.label}, test accuracy, {at}{percent(r.test_accuracy)}" in accuracy
             assert f"{run.label}, test loss, {at}{number(r.test_loss)}" in loss
             assert f"{run.label}, training loss, {at}{number(r.loss)}" in loss
-            assert f"{run.label}, {at}{budget(r.epsilon)}" in spent
+            assert f"{run.label}, {at}{rounded_up(r.epsilon)}" in spent
 
 
 def test_errors_are_those_of_the_calibrations():
@@ -277,7 +326,7 @@ def test_the_lower_bound_is_drawn_only_where_it_is_proven():
         picture = page.all("svg", "error")[0].text
         assert ("bound" in picture) is proven
         assert ("No lower bound is known here for" in page.id("error").text) is not proven
-        assert ("the mean over the steps alone" in page.id("error").text) is proven
+        assert ("the mean over the steps only" in page.id("error").text) is proven
     assert "the proof is loose" in shown("plan, certified")
 
 
@@ -285,7 +334,7 @@ def test_dp_sgd_has_nothing_to_compare_with():
     evidence = Evidence.of(pages.with_dp_sgd(pages.fixed()), ())
     assert evidence.baseline is None
     assert len(evidence.errors) == 1
-    assert "nothing else was looked at" in report.html(evidence.plan)
+    assert "no alternatives were considered" in report.html(evidence.plan)
 
 
 def test_the_noise_is_that_of_the_mechanism():
@@ -294,9 +343,7 @@ def test_the_noise_is_that_of_the_mechanism():
         rows = figures.noising(evidence, 6)
         m = plan.mechanism
         strategy = (
-            m.strategy[:6, :6]
-            if plan is pages.dense()
-            else cn.mechanisms.mechanism.toeplitz.matrix(m.strategy_coef[:6])
+            m.strategy[:6, :6] if plan is pages.dense() else toeplitz.matrix(m.strategy_coef[:6])
         )
         inverse = np.linalg.inv(strategy)
         np.testing.assert_allclose(rows, inverse / inverse[0, 0], atol=1e-12)
@@ -327,7 +374,7 @@ def test_spending_is_recorded_or_certified():
     assert (computed.steps[0], computed.epsilons[0]) == (0, 0.0)
     assert (computed.steps[-1], computed.epsilons[-1]) == (plan.num_steps, plan.epsilon)
     middle = computed.steps[3]
-    assert computed.epsilons[3] == cn.epsilon_of(plan, middle, samples=20_000)
+    assert computed.epsilons[3] == plan.calibration.spent(middle, samples=20_000)
     assert "computed for this page" in shown("plan, certified")
     runs = pages.compared(plan)
     evidence = Evidence.of(None, runs)
@@ -335,17 +382,18 @@ def test_spending_is_recorded_or_certified():
     for run, spending in zip(runs, evidence.spending, strict=True):
         assert spending.epsilons[1:] == tuple(record.epsilon for record in run.records)
     assert "The runs recorded these values" in shown("runs, certified")
-    assert "Each point is an upper bound, certified by sampling" in shown("runs, certified")
-    assert "of “Correlated”, a proven upper bound; of “DP-SGD”, exact." in shown("runs")
+    assert "Each point is an upper bound certified by sampling" in shown("runs, certified")
+    kinds = "Each point of “Correlated” is a proven upper bound; each point of “DP-SGD” is exact."
+    assert kinds in shown("runs")
 
 
 @pytest.mark.parametrize("plan", [pages.fixed, pages.certified, pages.dense])
-def test_the_promise_can_be_priced_again_from_the_file(plan, tmp_path, monkeypatch):
+def test_the_guarantee_can_be_recomputed_from_the_file(plan, tmp_path, monkeypatch):
     plan = plan()
     path = report.write(tmp_path / "report.html", plan)
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
     assert report.read(path) == plan
-    code = promise.lines(Evidence.of(plan, ()))
+    code = lines(Evidence.of(plan, ()))
     monkeypatch.chdir(tmp_path)
     if plan is pages.certified():
         code = code.replace("sampling=c.sampling,", "sampling=c.sampling, samples=20_000,")
@@ -353,16 +401,27 @@ def test_the_promise_can_be_priced_again_from_the_file(plan, tmp_path, monkeypat
         exec(code, {})
     assert float(printed.getvalue()) == pytest.approx(plan.epsilon, rel=5e-3)
     page = Page(path.read_text(encoding="utf-8"))
-    assert page.all("pre")[0].text == promise.lines(Evidence.of(plan, ()))
+    assert page.all("pre")[0].text == lines(Evidence.of(plan, ()))
 
 
 def test_a_run_that_stopped_says_so():
     run = pages.run(pages.fixed(), "Stopped", 0.9, epochs=3)
     page = Page(report.html(runs=[run]))
     assert run.statement.epsilon < 4
-    assert f"Trained with ({budget(run.statement.epsilon)}," in page.all("h1")[0].text
-    assert "69 of 115 released" in page.id("promise").text
-    assert "cn.epsilon_of(c, 69)" in page.all("pre")[0].text
+    assert f"Trained with ({rounded_up(run.statement.epsilon)}," in page.all("h1")[0].text
+    assert "69 of 115 released" in page.id("statement").text
+    assert "c.spent(69)" in page.all("pre")[0].text
+
+
+def test_what_a_stopped_run_spent_can_be_recomputed_from_the_file(tmp_path, monkeypatch):
+    run = pages.run(pages.fixed(), "Stopped", 0.9, epochs=3)
+    path = report.write(tmp_path / "report.html", runs=[run])
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(Page(path.read_text(encoding="utf-8")).all("pre")[0].text, {})
+    whole, stopped = map(float, printed.getvalue().split())
+    assert whole == pytest.approx(run.plan.epsilon, rel=1e-9)
+    assert stopped == run.statement.epsilon
 
 
 def test_bad_input_is_refused(tmp_path):
@@ -376,13 +435,33 @@ def test_bad_input_is_refused(tmp_path):
         report.read(other)
 
 
+def test_a_plan_of_another_format_is_refused(tmp_path):
+    path = report.write(tmp_path / "report.html", pages.fixed())
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('id="plan">{"format": 1,', 'id="plan">{"format": 2,'))
+    with pytest.raises(ValueError, match="format of a plan must be 1"):
+        report.read(path)
+
+
+def test_noise_multipliers_are_rounded_up():
+    for name in ("plan, bound", "plan, certified"):
+        page = Page(shown(name))
+        (plan,) = SUBJECTS[name]().values()
+        exact = [plan.noise_multiplier] + [a.noise_multiplier for a in plan.alternatives]
+        tiles = [n for n in page.root.walk() if n.attrs.get("class") == "tile"]
+        (tile,) = (n.children[1].text for n in tiles if n.children[0].text == "Noise multiplier")
+        written = [tile, *(row[2] for row in page.rows("alternatives"))]
+        for value, text in zip(exact, written, strict=True):
+            assert value * (1 - 1e-12) <= float(text) <= value * (1 + 1e-4)
+
+
 def test_a_diverged_loss_is_left_out_of_the_picture_alone():
     run = pages.run(pages.fixed(), "Diverged", 0.9)
     last = replace(run.records[-1], loss=math.nan, test_loss=math.inf, test_accuracy=None)
     run = replace(run, records=(*run.records[:-1], last))
     page = Page(report.html(runs=[run]))
-    assert len(page.all("svg", "course")) == 2
-    assert page.rows("course", 1)[-1][3:] == ["–", "inf", "nan"]
+    assert len(page.all("svg", "training")) == 2
+    assert page.rows("training", 1)[-1][3:] == ["–", "inf", "nan"]
 
 
 @given(
@@ -443,3 +522,14 @@ def test_it_is_imported_when_it_is_used():
     subprocess.run([sys.executable, "-c", code], check=True)
     code = "import corrnoise.report, sys; assert not {'torch', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_markupsafe_the_extra_is_named():
+    code = "import sys; sys.modules['markupsafe'] = None; import corrnoise; import corrnoise.report"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.returncode == 1
+    last = found.stderr.strip().splitlines()[-1]
+    assert last == (
+        "ModuleNotFoundError: markupsafe is needed and not installed: "
+        "pip install 'corrnoise[report]'"
+    )

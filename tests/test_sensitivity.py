@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corrnoise import Participation, mechanisms, sensitivity, toeplitz, workloads
+from corrnoise import Participation, mechanisms, sensitivity, workloads
+from corrnoise.algebra import toeplitz
 
 TINY = 1e-12
 
@@ -87,7 +88,7 @@ def test_monotone_coefficients_are_exact_and_need_no_autocorrelation(monkeypatch
 
 def test_autocorrelation_is_exact_where_the_majorant_is_not():
     participation = Participation(1024, 256, 4)
-    m = mechanisms.band_inv_mf(workloads.prefix_sum(1024), participation, 8)
+    m = mechanisms.band_inv_mf(workloads.prefix_sum(1024), participation, num_bands=8)
     c = m.strategy_coef
     assert np.any(np.diff(c) > 1e-6)  # not monotone
     found = m.sensitivity(participation)
@@ -177,9 +178,9 @@ def test_rounding_of_the_transforms_is_far_below_what_is_promised(monkeypatch, p
     n = 1 << 13
     participation = Participation(n, n // 4, 4)
     workload = workloads.sgd(n, momentum=momentum, decay=decay)
-    fast = mechanisms.bisr(workload, p).sensitivity(participation)
+    fast = mechanisms.bisr(workload, num_bands=p).sensitivity(participation)
     monkeypatch.setattr(toeplitz, "_LONGEST_DIVISOR", n)
-    slow = mechanisms.bisr(workload, p).sensitivity(participation)
+    slow = mechanisms.bisr(workload, num_bands=p).sensitivity(participation)
     assert fast.exact
     assert slow.exact
     assert fast.value == pytest.approx(slow.value, rel=sensitivity.ROUNDING / 10)

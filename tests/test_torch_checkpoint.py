@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from training import KEY, dataset, loader, model, private, train, weights
 
-from corrnoise.ledger import read_entries
+from corrnoise.records.ledger import read_entries
 from corrnoise.torch import PrivacyEngine, checkpoint
 
 

@@ -14,8 +14,8 @@ import torch
 from ranks import trained
 from training import model, weights
 
-from corrnoise.ledger import read_entries
 from corrnoise.noise import CorrelatedNoise, Key
+from corrnoise.records.ledger import read_entries
 from corrnoise.torch import PrivacyEngine
 
 

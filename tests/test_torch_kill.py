@@ -12,8 +12,8 @@ import pytest
 import torch
 from training import model, private, train, weights
 
-from corrnoise.ledger import read_entries
 from corrnoise.noise import Key
+from corrnoise.records.ledger import read_entries
 from corrnoise.torch import PrivacyEngine
 
 

@@ -163,7 +163,7 @@ def test_more_steps_than_planned_are_refused():
         ("noise_multiplier", 0.5, "drop the noise scheduler"),
         ("max_grad_norm", 2.0, "drop the clip scheduler"),
         ("expected_batch_size", 20, "must not depend on the batch"),
-        ("loss_reduction", "sum", "normaliser"),
+        ("loss_reduction", "sum", "divisor"),
     ],
 )
 def test_a_schedule_is_refused_before_anything_is_released(name, value, message):
@@ -267,7 +267,7 @@ def test_gradients_that_are_not_finite_are_refused_and_the_step_can_be_repeated(
     with pytest.raises(ValueError, match=r"gradients must be finite.*nothing was released"):
         one_step(net, optimizer, (broken, y))
     assert torch.equal(before, weights(net))
-    assert (engine.steps_taken, engine._run.release.ledger.num_released) == (3, 3)
+    assert (engine.steps_taken, engine._setup.step.ledger.num_released) == (3, 3)
     one_step(net, optimizer, (x, y))  # the same step, mended
 
     _, other_net, other_optimizer, other_batches = started(mechanism="bsr")

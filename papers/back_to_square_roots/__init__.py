@@ -12,9 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from corrnoise import checks
-
-from .progress import Progress
+from corrnoise import _checks as checks
+from corrnoise._progress import Progress
 
 EXPERIMENTS = {
     "fig-bandwidth": "bandwidth",

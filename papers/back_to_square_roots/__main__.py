@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from corrnoise.accounting.progress import bar
+from corrnoise._progress import Bar
 
 from . import GROUPS, expand, names, readme, reproduce
 
@@ -32,7 +32,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.name is None and not options.readme:
         parser.error("a name, --list or --readme is needed")
     for name in expand(options.name) if options.name else ():
-        result = reproduce(name, smoke=options.smoke, folder=options.out, progress=bar)
+        with Bar(name) as progress:
+            result = reproduce(name, smoke=options.smoke, folder=options.out, progress=progress)
         print(
             json.dumps(result) if options.json else f"{name}: {result['seconds']:.1f} s",
             flush=True,

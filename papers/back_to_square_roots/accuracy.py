@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import corrnoise as cn
-from corrnoise.noise.filters import Filter
+from corrnoise import _tables
+from corrnoise._progress import Progress
 
 from . import markdown, noise_table, style
 from .jobs import Job, cached_plan, run_all
-from .progress import Progress
 from .record import SEED
 from .settings import METHODS, Row, select
 
@@ -36,7 +36,7 @@ class Task:
         name: as in ``Job``.
         dataset: as in ``noise_table``, which has momentum and decay.
         printed: the paper's accuracies, in the order of ``noise_table.COMPARED``.
-        options: more for ``corrnoise.torch.training.train``.
+        options: more for ``corrnoise.apps.training.train``.
         seeds: how many, by sampling; three each by default.
     """
 
@@ -50,7 +50,7 @@ class Task:
         """Those that are compared; without a GPU, two."""
         return noise_table.COMPARED if gpu else ("dp_sgd", "bisr")
 
-    def plan(self, method: str, sampling: Any, size: Mapping[str, int]) -> cn.Plan:
+    def plan(self, method: str, sampling: str, size: Mapping[str, int]) -> cn.Plan:
         """(9, 1e-5)-DP with the paper's bandwidth, for the coefficients that run in float32."""
         num_examples, batch_size, epochs = (
             size[k] for k in ("num_examples", "batch_size", "epochs")
@@ -64,7 +64,7 @@ class Task:
                 part.num_steps, momentum=own["momentum"], decay=own["decay"]
             )
             found = cn.calibrate(
-                Filter.of(noise_table.mechanism(method, workload, part)).realized,
+                noise_table.mechanism(method, workload, part).in_float32(),
                 part,
                 epsilon=noise_table.EPSILON,
                 delta=noise_table.DELTA,
@@ -201,7 +201,7 @@ def table(rows: Sequence[Row], printed: str, digits: int = 1) -> str:
         for row in rows
     ]
     header = ["", "noise", "kind", "learning rate", "accuracy, %", printed]
-    return markdown.table(header, lines, numbers=True)
+    return _tables.markdown(header, lines, left=(0,))
 
 
 def means(rows: Sequence[Row], sampling: str) -> dict[str, float]:

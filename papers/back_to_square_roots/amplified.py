@@ -1,4 +1,4 @@
-"""What the paper leaves open: coefficients optimised for the noise that amplification leaves.
+"""What the paper leaves open: coefficients optimised for the noise under amplification.
 
 Band-Inv-MF minimises the error of fixed batches. Here the same p coefficients minimise the error
 under balls-in-bins at one budget, and both are priced by the accountant, certified.
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import corrnoise as cn
-from corrnoise.noise.filters import Filter
+from corrnoise import _tables
+from corrnoise._progress import Progress, tracked
 
 from . import markdown, noise_table, style
-from .progress import Progress, tracked
 from .record import SEED
 from .settings import METHODS, Row, select
 
@@ -61,11 +61,11 @@ def _row(
     A = cn.workloads.sgd(part.num_steps, momentum=own["momentum"], decay=own["decay"])
     budget = {"epsilon": epsilon, "delta": noise_table.DELTA}
     if method == AMPLIFIED:
-        made = cn.amplified_band_inv_mf(A, part, bands, **budget)
+        made = cn.mechanisms.amplified_band_inv_mf(A, part, num_bands=bands, **budget)
     else:
         made = cn.mechanisms.build(method, A, part, bands)
     found = cn.calibrate(
-        Filter.of(made).realized,
+        made.in_float32(),
         part,
         sampling="balls-in-bins",
         seed=SEED,
@@ -78,9 +78,9 @@ def _row(
         "method": method,
         "p": bands,
         "noise_multiplier": found.noise_multiplier,
-        "error": found.rmse(),
+        "error": found.error,
         "kind": found.kind,
-        "coefficients": [float(x) for x in made.noising.coef(bands)],
+        "coefficients": made.noising_matrix(bands)[:, 0].tolist(),
     }
 
 
@@ -128,7 +128,7 @@ def report(result: dict[str, Any]) -> str:
             "**The paper's open question**, whether coefficients can be optimised with "
             "amplification accounted for. Expected error under balls-in-bins at "
             f"δ = {data['delta']:g}, n = {data['n']}, b = {data['b']}, k = {data['k']}, certified:",
-            markdown.table(header, lines, numbers=True),
+            _tables.markdown(header, lines, left=(0,)),
             f"The same {BANDS} bands with other coefficients: {markdown.span(gains)} against "
             f"Band-Inv-MF; {markdown.span(to_wide)} against BISR with {WIDE} bands, which takes "
             f"{WIDE // BANDS} times as many draws of noise.",

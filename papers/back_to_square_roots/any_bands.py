@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 import corrnoise as cn
-from corrnoise import toeplitz
+from corrnoise.algebra import toeplitz
 from corrnoise.mechanisms.solver import Solver
 
 Array = npt.NDArray[np.float64]

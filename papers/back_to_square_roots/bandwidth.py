@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import corrnoise as cn
+from corrnoise import _tables
+from corrnoise._progress import Progress, tracked
 
 from . import markdown, style
 from .markdown import Claim
-from .progress import Progress, tracked
 from .settings import METHODS, WORKLOADS, epochs, greek, measure, select, workload
 
 TITLE = "The error against the bandwidth"
@@ -29,13 +31,13 @@ def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
     rows = []
     for name, p in tracked([(name, p) for name in WORKLOADS for p in bands], progress):
         A = workload(name, n)
-        rows.append(measure(name, participation, lambda A=A, p=p: cn.mechanisms.bsr(A, p)))
-        rows.append(measure(name, participation, lambda A=A, p=p: cn.mechanisms.bisr(A, p)))
+        for method in (cn.mechanisms.bsr, cn.mechanisms.bisr):
+            make = partial(method, A, num_bands=p)
+            rows.append(measure(name, participation, make))
     for name in WORKLOADS:
         A = workload(name, n)
-        best = measure(
-            name, participation, lambda A=A: cn.mechanisms.bisr(A, "best", participation)
-        )
+        make = partial(cn.mechanisms.bisr, A, participation, num_bands="best")
+        best = measure(name, participation, make)
         if not select(rows, workload=name, method="bisr", p=best["p"]):
             rows.append(best)
     return {"n": n, "k": MAX_PARTICIPATIONS, "b": b, "rows": rows}
@@ -128,5 +130,5 @@ def report(result: dict[str, Any]) -> str:
     header = ("workload", "BSR: best p", "RMSE", "BISR: best p", "RMSE")
     setting = f"n = {data['n']:,}, k = {data['k']}, b = {b:,}."
     return "\n\n".join(
-        [setting, markdown.table(header, lines, numbers=True), markdown.claims(found)]
+        [setting, _tables.markdown(header, lines, left=(0,)), markdown.claims(found)]
     )

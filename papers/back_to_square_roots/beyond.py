@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import corrnoise as cn
-from corrnoise.noise.filters import Filter
+from corrnoise import _tables
+from corrnoise._progress import Progress
 
-from . import markdown, noise_table, style
+from . import noise_table, style
 from .accuracy import NUM_SEEDS, device_name, percent, summary
 from .cifar10 import CLIP_NORM, FULL, REDUCED, SMOKE
 from .jobs import Job, cached_plan, cuda, run_all
-from .progress import Progress
 from .record import SEED
 from .settings import Row
 
@@ -79,12 +79,10 @@ def _plan(name: str, num_examples: int, batch_size: int, epochs: int) -> cn.Plan
     part = cn.Participation(epochs * b, b, epochs)
     workload = cn.workloads.sgd(part.num_steps, momentum=own["momentum"], decay=own["decay"])
     if chosen[0] == "amplified":
-        made = cn.amplified_band_inv_mf(workload, part, chosen[1], **budget)
+        made = cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=chosen[1], **budget)
     else:
         made = cn.mechanisms.build(chosen[0], workload, part, chosen[1])
-    found = cn.calibrate(
-        Filter.of(made).realized, part, sampling="balls-in-bins", seed=SEED, **budget
-    )
+    found = cn.calibrate(made.in_float32(), part, sampling="balls-in-bins", seed=SEED, **budget)
     return cn.Plan(num_examples=num_examples, batch_size=batch_size, calibration=found)
 
 
@@ -200,10 +198,10 @@ def report(result: dict[str, Any]) -> str:
     tried = sorted(data["tried"], key=lambda row: -row["validation"])
     parts = []
     if data["reduced"]:
-        parts.append("**Reduced**: no GPU was there; it shows that everything runs.")
+        parts.append("**Reduced**: no GPU was available; it only shows that everything runs.")
     parts += [
         "On the test set, after choosing on held-out images:",
-        markdown.table(
+        _tables.markdown(
             ["", "mechanism", "noise", "rate", "accuracy, %"],
             [
                 [
@@ -218,7 +216,7 @@ def report(result: dict[str, Any]) -> str:
         ),
         "All that was tried, one seed, on the held-out images (best first; what is below the "
         "first line of BISR p = 4 with a constant rate did not help):",
-        markdown.table(
+        _tables.markdown(
             ["mechanism", "learning rate", "", "expected error", "accuracy, %"],
             [
                 [

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import corrnoise as cn
+from corrnoise._progress import Progress
 
 from . import accuracy, noise_table
 from .accuracy import Setting, Task
 from .jobs import cuda
-from .progress import Progress
 
 TITLE = "Accuracy on CIFAR-10"
 FULL = {"num_examples": 50_000, "batch_size": 512, "epochs": noise_table.EPOCHS}
@@ -56,8 +56,8 @@ def report(result: dict[str, Any]) -> str:
     rows = data["rows"]
     if data["reduced"]:
         head = (
-            f"**Reduced**: no GPU was there, so {data['num_examples']} images and "
-            f"{data['epochs']} epoch; it shows that everything runs, and nothing else."
+            f"**Reduced**: no GPU was available, so {data['num_examples']} images and "
+            f"{data['epochs']} epoch; it only shows that everything runs."
         )
     else:
         head = (

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 import corrnoise as cn
+from corrnoise._progress import Progress, tracked
 
 from . import markdown, style
 from .any_bands import Problem
 from .markdown import Claim
-from .progress import Progress, tracked
 from .settings import Row, select
 
 TITLE = "The conjecture on the bandwidth"
@@ -68,7 +68,7 @@ def sweep(name: str, n: int, b: int, k: int) -> list[Row]:
     best, rows = np.eye(n), []
     for p in range(1, n + 1):
         best = problem.search(best, p)
-        banded = cn.mechanisms.band_mf(A, participation, p).rmse(participation)
+        banded = cn.mechanisms.band_mf(A, participation, num_bands=p).rmse(participation)
         rows.append({"p": p, "workload": name, "rmse": problem.rmse(best), "band_mf": banded})
     return rows
 
@@ -173,7 +173,7 @@ def report(result: dict[str, Any]) -> str:
     ]
     parts = [
         "Both optima are found numerically, and the one of b bands is bracketed by a bound from "
-        "convex duality that holds for every C of at most b bands (its derivation stands at the "
+        "convex duality that holds for every C of at most b bands (its derivation is at the "
         "head of `any_bands.py`). No proof is claimed: the bounds are evaluated in float64.",
         markdown.claims(found),
     ]

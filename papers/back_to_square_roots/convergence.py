@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import corrnoise as cn
+from corrnoise._progress import Progress, tracked
 
 from . import markdown, style
 from .markdown import Claim
-from .progress import Progress, tracked
 from .settings import WORKLOADS, Row, epochs, greek, select, workload
 
 TITLE = "The convergence of Band-Inv-MF"
@@ -32,7 +32,9 @@ def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
     for k, name, n, p in tracked(cases, progress):
         participation = epochs(n, k)
         objective: list[float] = []
-        m = cn.mechanisms.band_inv_mf(workload(name, n), participation, p, trace=objective.append)
+        m = cn.mechanisms.band_inv_mf(
+            workload(name, n), participation, num_bands=p, trace=objective.append
+        )
         rows.append(
             {
                 "workload": name,

@@ -4,24 +4,26 @@ The paper trains BERT-base. Here it is the encoder in the folder that CORRNOISE_
 model of the transformers library), and the table says which; its embeddings are frozen. Sequence
 length, epochs and seeds are what 20 minutes of one H200 allow, and the table says those too. For
 this other model, learning rate and clip norm are chosen anew: for each method on reviews that are
-held out of the training set, with amplification; without it the method keeps them, relative to its
-noise. The reviews come from CORRNOISE_DATA/imdb (train.parquet and test.parquet), or through the
-library datasets.
+held out of the training set, with amplification; without amplification the method keeps them,
+relative to its noise. The reviews come from CORRNOISE_DATA/imdb (train.parquet and test.parquet),
+or through the library datasets.
 """
 
 from __future__ import annotations
 
 import io
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import corrnoise as cn
+from corrnoise import _tables
+from corrnoise._progress import Progress
 
-from . import accuracy, markdown, noise_table
+from . import accuracy, noise_table
 from .accuracy import NAMES, Setting, Task
 from .jobs import Job, cuda, data_path, kept, run_all
-from .progress import Progress
 from .record import SEED
 from .settings import METHODS, Row, select
 
@@ -31,7 +33,7 @@ FULL = {"num_examples": 25_000, "batch_size": 512, "epochs": 4}
 REDUCED = {"num_examples": 200, "batch_size": 20, "epochs": 1}
 SMOKE = {"num_examples": 24, "batch_size": 4, "epochs": 1}
 HELD_OUT, SEARCH_SEED = 2_500, 100
-# Clip norms, and learning rates as multiples of ``corrnoise.torch.training.default_rate``, for
+# Clip norms, and learning rates as multiples of ``corrnoise.apps.training.default_rate``, for
 # which the noise moves the weights equally far with every method.
 CHOICES = ((10.0, 1.0), (10.0, 2.0), (10.0, 4.0), (3.0, 2.0))
 TASK = Task(
@@ -60,15 +62,23 @@ def encoder_path() -> Path:
     return Path(place)
 
 
+def _transformers() -> Any:
+    try:
+        return import_module("transformers")
+    except ModuleNotFoundError:
+        raise ValueError(
+            "table-imdb needs the package transformers, which is not installed; install it"
+        ) from None
+
+
 def network(seed: int) -> Any:
     """The encoder with frozen embeddings, the mean over the words, and a new linear layer."""
     import torch
     from torch import nn
-    from transformers import AutoModel
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # one for each run would drown our own
-    encoder: Any = AutoModel.from_pretrained(
+    library = _transformers()
+    library.utils.logging.disable_progress_bar()  # one for each run would hide our own
+    encoder: Any = library.AutoModel.from_pretrained(
         encoder_path(), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     encoder.embeddings.requires_grad_(False)
@@ -98,7 +108,7 @@ def tokens(size: int | None) -> Any:
     import numpy as np
     import torch
 
-    from corrnoise.torch import datasets
+    from corrnoise.apps import datasets
 
     name = f"imdb {encoder_path().name} {LENGTH} {size or 'all'} tokens.npz"
     with np.load(io.BytesIO(kept(name, lambda: _tokenized(size)))) as found:
@@ -115,9 +125,8 @@ def tokens(size: int | None) -> Any:
 def _tokenized(size: int | None) -> bytes:
     """The arrays of ``tokens`` as an .npz."""
     import numpy as np
-    from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(encoder_path())
+    tokenizer: Any = _transformers().AutoTokenizer.from_pretrained(encoder_path())
     arrays: dict[str, Any] = {}
     for part in ("train", "test"):
         text, labels = _reviews(part)
@@ -134,15 +143,10 @@ def _tokenized(size: int | None) -> bytes:
 
 
 def _reviews(part: str) -> tuple[Any, Any]:
-    from corrnoise.torch import datasets
+    from corrnoise.apps import datasets
 
     place = data_path()
-    if place is not None:
-        return datasets.reviews(place / "imdb", part)
-    from datasets import load_dataset
-
-    found: Any = load_dataset("imdb")
-    return found[part]["text"], found[part]["label"]
+    return datasets.reviews(None if place is None else place / "imdb", part)
 
 
 def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
@@ -209,7 +213,7 @@ def _held_out(size: dict[str, int], *, gpu: bool) -> int:
 
 
 def _setting(plan: cn.Plan, clip_norm: float, times: float, num_parameters: int) -> Setting:
-    from corrnoise.torch import training
+    from corrnoise.apps import training
 
     return Setting(times * training.default_rate(plan, clip_norm, num_parameters), clip_norm)
 
@@ -225,7 +229,7 @@ def report(result: dict[str, Any]) -> str:
         "BERT-base and 10 epochs."
     )
     if data["reduced"]:
-        head += " **Reduced**: no GPU was there; it shows that everything runs, and nothing else."
+        head += " **Reduced**: no GPU was available; it only shows that everything runs."
         return "\n\n".join([head, accuracy.table(rows, "printed (BERT-base), %", digits=2)])
     counts = {row["sampling"]: len(row["accuracy"]) for row in rows}
     seeds = " and ".join(f"{count} {NAMES[sampling]}" for sampling, count in counts.items())
@@ -252,7 +256,7 @@ def _choices(tried: list[Row]) -> str:
     header = ["", *(f"C = {clip_norm:g}, {times:g}×" for clip_norm, times in cases)]
     methods = dict.fromkeys(row["method"] for row in tried)
     lines = [[METHODS[method], *(found[(method, *case)] for case in cases)] for method in methods]
-    return markdown.table(header, lines, numbers=True)
+    return _tables.markdown(header, lines, left=(0,))
 
 
 def _edge(tried: list[Row]) -> str:

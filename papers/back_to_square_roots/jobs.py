@@ -1,7 +1,7 @@
 """Training runs side by side: one process each, several on one GPU, results as they come.
 
 With a folder in CORRNOISE_CACHE, plans, tokens and finished runs are kept there: an interrupted
-experiment goes on where it stopped.
+experiment continues where it stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from corrnoise import Plan
+from corrnoise import Plan, _files
 
 # A small network leaves most of a large GPU idle; so many runs share it.
 WORKERS = 6
@@ -34,7 +34,7 @@ class Job:
         rate: learning rate of m ← βm + x̂.
         clip_norm: C.
         validation: so many of the training examples, the last ones, are held out and evaluated on.
-        options: more for ``corrnoise.torch.training.train``.
+        options: more for ``corrnoise.apps.training.train``.
         size: examples of the training set that are used; all by default.
         task: "cifar10" or "imdb".
     """
@@ -58,7 +58,7 @@ def cuda() -> bool:
 
 
 def data_path() -> Path | None:
-    """Where CIFAR-10 lies as cifar10.npz, if CORRNOISE_DATA says so; else torchvision is asked."""
+    """The folder with the data (cifar10.npz, imdb/), if CORRNOISE_DATA names one."""
     place = os.environ.get("CORRNOISE_DATA")
     return None if place is None else Path(place)
 
@@ -76,14 +76,12 @@ def kept(name: str, make: Callable[[], bytes]) -> bytes:
     path = Path(folder) / re.sub(r"[^a-z0-9.]+", "-", name.lower())
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        half = path.with_name(f"{path.name}.{os.getpid()}")
-        half.write_bytes(make())
-        half.replace(path)
+        _files.write(path, make())
     return path.read_bytes()
 
 
 def run_all(jobs: Sequence[Job], *, device: str) -> Iterator[tuple[Job, dict[str, Any]]]:
-    """Every job with what came of it, in the order in which they finish."""
+    """Every job with its result, in the order in which they finish."""
     if device == "cpu":
         for job in jobs:
             yield job, train(job, device)
@@ -106,7 +104,7 @@ def train(job: Job, device: str) -> dict[str, Any]:
 def _train(job: Job, device: str) -> dict[str, Any]:
     import torch
 
-    from corrnoise.torch import training
+    from corrnoise.apps import training
 
     if device == "cuda":
         torch.set_num_threads(2)  # several runs share the processors too
@@ -136,7 +134,7 @@ def _train(job: Job, device: str) -> dict[str, Any]:
 
 def _data(job: Job) -> Any:
     """The examples of a job: all, or the first ones, with the last ones of them held out."""
-    from corrnoise.torch import datasets
+    from corrnoise.apps import datasets
 
     key = job.task, job.size
     if key not in _DATA:

@@ -1,9 +1,11 @@
-"""Markdown for the README: tables, and what became of a claim."""
+"""Text for the README: claims of the paper and whether they hold, and differences in per cent."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from corrnoise import _tables
 
 
 @dataclass(frozen=True)
@@ -16,22 +18,16 @@ class Claim:
 
 
 def verdict(holds: bool, *, otherwise: str = "differs") -> str:
-    """In words."""
+    """Whether a claim holds, in words."""
     return "holds" if holds else otherwise
 
 
 def claims(found: Sequence[Claim]) -> str:
     """The claims as a table."""
-    return table(
+    return _tables.markdown(
         ("the paper", "here", "numbers"),
         [(claim.text, f"**{claim.verdict}**", claim.evidence) for claim in found],
     )
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
-    """A Markdown table; with ``numbers`` all columns but the first go to the right."""
-    rule = ["---", *(("---:" if numbers else "---") for _ in header[1:])]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
 
 
 def percent(ratio: float, digits: int = 1) -> str:

@@ -1,17 +1,17 @@
-"""Tables 1 and 3 of the paper: the noise that (9, 1e-5)-DP asks for, with amplification or not."""
+"""Tables 1 and 3 of the paper: the noise that (9, 1e-5)-DP requires, amplified and not."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import corrnoise as cn
-from corrnoise.mechanisms import Mechanism
+from corrnoise import _tables
+from corrnoise._progress import Progress, tracked
 
 from . import markdown, style
 from .markdown import Claim
-from .progress import Progress, tracked
 from .record import SEED
 from .settings import METHODS, Row, select
 
@@ -25,7 +25,7 @@ DATASETS: dict[str, dict[str, Any]] = {
     "CIFAR-10": {"min_sep": 98, "momentum": 0.9, "decay": 0.9999},
     "IMDB": {"min_sep": 49, "momentum": 0.95, "decay": 0.99999},
 }
-SAMPLINGS: tuple[Literal["balls-in-bins", "fixed"], ...] = ("balls-in-bins", "fixed")
+SAMPLINGS = ("balls-in-bins", "fixed")
 # As printed, in the order of ``COMPARED``; the paper prints the same for both datasets.
 PRINTED = {"balls-in-bins": (1.2, 2.3, 4.4, 2.4, 8.2), "fixed": (1.8, 3.3, 5.8, 3.5, 9.1)}
 AGREES = 0.05
@@ -40,14 +40,15 @@ def setting(dataset: str) -> tuple[cn.Workload, cn.Participation]:
     return A, participation
 
 
-def mechanism(method: str, A: cn.Workload, participation: cn.Participation) -> Mechanism:
+def mechanism(method: str, A: cn.Workload, participation: cn.Participation) -> cn.Mechanism:
     """A method with the paper's bandwidth."""
-    m = cn.mechanisms
-    if method == "dp_sgd":
-        return m.dp_sgd(A)
-    if method in ("bsr", "bisr"):
-        return {"bsr": m.bsr, "bisr": m.bisr}[method](A, NUM_BANDS)
-    return {"band_mf": m.band_mf, "band_inv_mf": m.band_inv_mf}[method](A, participation, NUM_BANDS)
+    family = cn.mechanisms.get(method)
+    return family.build(A, participation, NUM_BANDS if family.banded else None)
+
+
+def amplified(sampling: str) -> bool:
+    """Whether the batches are random, so that they amplify privacy."""
+    return cn.samplings.get(sampling).secret
 
 
 def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
                 "printed": PRINTED[sampling][COMPARED.index(method)],
                 "kind": found.kind,
                 "failure_probability": found.failure_probability,
-                "rmse": found.rmse(),
+                "error": found.error,
                 "seconds": round(time.perf_counter() - began, 2),
             }
         )
@@ -105,7 +106,7 @@ def draw(result: dict[str, Any], folder: Path) -> None:
 
 
 def _bar(panel: Any, x: float, row: Row) -> None:
-    amplified = row["sampling"] == "balls-in-bins"
+    random = amplified(row["sampling"])
     first = row["method"] == COMPARED[0]
     colour = style.COLOURS[row["method"]]
     # The legend shows the shades of the first bars, which are grey.
@@ -114,8 +115,8 @@ def _bar(panel: Any, x: float, row: Row) -> None:
         row["noise_multiplier"],
         width=0.36,
         color=colour,
-        alpha=1.0 if amplified else 0.45,
-        label=("amplified (balls-in-bins)" if amplified else "not amplified") if first else None,
+        alpha=1.0 if random else 0.45,
+        label=("amplified (balls-in-bins)" if random else "not amplified") if first else None,
     )
     panel.text(
         x,
@@ -129,7 +130,7 @@ def _bar(panel: Any, x: float, row: Row) -> None:
         [row["printed"]] * 2,
         color=style.INK,
         linewidth=1.6,
-        label="printed in the paper" if first and amplified else None,
+        label="printed in the paper" if first and random else None,
     )
 
 
@@ -154,16 +155,16 @@ def report(result: dict[str, Any]) -> str:
                 (row,) = select(rows, dataset=name, method=method, sampling=sampling)
                 line += [f"{row['noise_multiplier']:.3f}", f"{row['printed']:.1f}"]
         lines.append(line)
-    amplified, exact = (
+    certified, exact = (
         ", ".join(sorted({row["kind"] for row in select(rows, sampling=sampling)}))
         for sampling in SAMPLINGS
     )
     failure = max(row["failure_probability"] for row in rows)
-    kinds = f"Amplified: {amplified}, wrong with probability at most {failure:g}. "
+    kinds = f"Amplified: {certified}, with failure probability at most {failure:g}. "
     return "\n\n".join(
         [
             setting,
-            markdown.table(header, lines, numbers=True),
+            _tables.markdown(header, lines, left=(0,)),
             kinds + f"Not amplified: {exact}.",
             markdown.claims([_claim(rows, name) for name in datasets]),
         ]
@@ -180,7 +181,7 @@ def _claim(rows: list[Row], dataset: str) -> Claim:
     off = [row["noise_multiplier"] - row["printed"] for row in mine]
     close = max(abs(ratio - 1.0) for ratio in ratios) <= AGREES
     short = ", ".join(
-        METHODS[row["method"]] + (" amplified" if row["sampling"] == "balls-in-bins" else "")
+        METHODS[row["method"]] + (" amplified" if amplified(row["sampling"]) else "")
         for row, missing in zip(mine, off, strict=True)
         if missing > ROUNDING
     )
@@ -191,5 +192,9 @@ def _claim(rows: list[Row], dataset: str) -> Claim:
             otherwise=f"within {100 * AGREES:.0f} %" if close else "differs",
         ),
         f"ours over printed: {markdown.span(ratios)}"
-        + (f"; what is printed is too little, beyond its rounding, for {short}" if short else ""),
+        + (
+            f"; the printed noise is too small by more than its rounding for {short}"
+            if short
+            else ""
+        ),
     )

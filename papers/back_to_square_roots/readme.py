@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from corrnoise import _files
+
 from . import EXPERIMENTS, module, record
 
 _HEAD = """\
@@ -48,4 +50,4 @@ def text(folder: Path) -> str:
 
 def write(folder: Path) -> None:
     """Write ``README.md`` in ``folder``."""
-    (folder / "README.md").write_text(text(folder))
+    _files.write(folder / "README.md", text(folder))

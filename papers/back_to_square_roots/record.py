@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import sys
 import time
 from datetime import datetime, timezone
@@ -16,9 +15,8 @@ from typing import Any
 import numpy as np
 import scipy
 
-from corrnoise.statement import versions
-
-from .progress import Progress
+from corrnoise import __version__, _files
+from corrnoise._progress import Progress
 
 SEED = 0
 
@@ -26,7 +24,7 @@ SEED = 0
 def measured(
     name: str, experiment: ModuleType, *, smoke: bool, progress: Progress | None
 ) -> dict[str, Any]:
-    """Run an experiment, and put beside its data what a reader needs to run it again."""
+    """Run an experiment, and add to its data what a reader needs to run it again."""
     began = time.perf_counter()
     data = experiment.run(smoke=smoke, progress=progress)
     return {
@@ -36,7 +34,7 @@ def measured(
         "seed": SEED,
         "seconds": round(time.perf_counter() - began, 2),
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "corrnoise": _version(),
+        "corrnoise": __version__,
         "machine": machine(),
         "data": data,
     }
@@ -72,7 +70,7 @@ def write(result: dict[str, Any], folder: Path) -> Path:
     head = {key: value for key, value in result.items() if key != "data"}
     lines = json.dumps(head, indent=1, ensure_ascii=False)[:-2]
     parts = [f'  "{key}": {_lines(value)}' for key, value in result["data"].items()]
-    path.write_text(lines + ',\n "data": {\n' + ",\n".join(parts) + "\n }\n}\n")
+    _files.write(path, lines + ',\n "data": {\n' + ",\n".join(parts) + "\n }\n}\n")
     return path
 
 
@@ -86,16 +84,6 @@ def _lines(value: object) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n   " + ",\n   ".join(json.dumps(row, ensure_ascii=False) for row in value) + "]"
     return json.dumps(value, ensure_ascii=False)
-
-
-def _version() -> str:
-    """The installed version, or the one of the clone that the code runs from."""
-    found = versions().get("corrnoise", "unknown")
-    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
-    if found == "unknown" and project.is_file():
-        line = re.search(r'^version = "(.*)"$', project.read_text(), re.MULTILINE)
-        return line[1] if line else found
-    return found
 
 
 def _cpu() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import corrnoise as cn
-from corrnoise.mechanisms import Mechanism
+from corrnoise.mechanisms import ToeplitzMechanism
 
 Row = dict[str, Any]
 
@@ -44,8 +44,10 @@ def epochs(num_steps: int, max_participations: int) -> cn.Participation:
     return cn.Participation(num_steps, num_steps // max_participations, max_participations)
 
 
-def measure(workload: str, participation: cn.Participation, make: Callable[[], Mechanism]) -> Row:
-    """Make a mechanism and measure it: its certified error, and how that came about."""
+def measure(
+    workload: str, participation: cn.Participation, make: Callable[[], ToeplitzMechanism]
+) -> Row:
+    """Build a mechanism and measure it: its certified error, and what that consists of."""
     began = time.perf_counter()
     mechanism = make()
     sens = mechanism.sensitivity(participation)
@@ -58,7 +60,8 @@ def measure(workload: str, participation: cn.Participation, make: Callable[[], M
         "n": participation.num_steps,
         "k": participation.max_participations,
         "method": mechanism.name,
-        "p": mechanism.num_bands,
+        # Of the matrix that is banded; n where neither is.
+        "p": min(mechanism.strategy_bands, mechanism.noising_bands),
         "rmse": rmse,
         "sensitivity": sens.value,
         "gap": sens.gap,

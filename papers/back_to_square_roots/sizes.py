@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import corrnoise as cn
-from corrnoise.mechanisms import Mechanism
+from corrnoise import _tables
+from corrnoise._progress import Progress, tracked
+from corrnoise.mechanisms import ToeplitzMechanism
 
 from . import markdown, style
 from .markdown import Claim
-from .progress import Progress, tracked
 from .settings import METHODS, WORKLOADS, Row, epochs, greek, measure, select, workload
 
 TITLE = "The error against the number of steps"
@@ -21,16 +22,18 @@ NUM_BANDS = 64  # of Band-Inv-MF, or b/4 where that is less
 CLOSE = 0.05
 
 
-def makers(A: cn.Workload, participation: cn.Participation) -> list[Callable[[], Mechanism]]:
+def makers(
+    A: cn.Workload, participation: cn.Participation
+) -> list[Callable[[], ToeplitzMechanism]]:
     """Every method with the bandwidth that it is compared at."""
     m, b = cn.mechanisms, participation.min_sep
     return [
         lambda: m.dp_sgd(A),
-        lambda: m.bsr(A, b),
-        lambda: m.bisr(A, "best", participation),
-        lambda: m.blt(A, participation, NUM_BUFFERS),
-        lambda: m.band_mf(A, participation, b),
-        lambda: m.band_inv_mf(A, participation, max(1, min(NUM_BANDS, b // 4))),
+        lambda: m.bsr(A, num_bands=b),
+        lambda: m.bisr(A, participation, num_bands="best"),
+        lambda: m.blt(A, participation, num_buffers=NUM_BUFFERS),
+        lambda: m.band_mf(A, participation, num_bands=b),
+        lambda: m.band_inv_mf(A, participation, num_bands=max(1, min(NUM_BANDS, b // 4))),
     ]
 
 
@@ -115,7 +118,7 @@ def report(result: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             f"At n = {largest:,} (Band-Inv-MF has p = {NUM_BANDS}, or b/4 where that is less):",
-            markdown.table((" ", *labels.values(), "bound"), lines, numbers=True),
+            _tables.markdown((" ", *labels.values(), "bound"), lines, left=(0,)),
             markdown.claims(_claims(data, largest)),
             _honest(data["rows"]),
         ]

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import corrnoise as cn
-from corrnoise.mechanisms import Mechanism
+from corrnoise import _tables
+from corrnoise._progress import Progress, tracked
+from corrnoise.mechanisms import ToeplitzMechanism
 
 from . import markdown, style
 from .markdown import Claim
-from .progress import Progress, tracked
 from .settings import METHODS, WORKLOADS, Row, epochs, greek, measure, select, workload
 
 TITLE = "The error against a small bandwidth"
@@ -21,19 +22,19 @@ SHOWN = 4  # the p of the paper's experiments
 
 def makers(
     A: cn.Workload, participation: cn.Participation, p: int, most_buffers: int
-) -> list[Callable[[], Mechanism]]:
+) -> list[Callable[[], ToeplitzMechanism]]:
     """The methods that keep p - 1 vectors: p bands, or p - 1 buffers."""
     m = cn.mechanisms
     if p == 1:
         return [lambda: m.dp_sgd(A)]
-    found: list[Callable[[], Mechanism]] = [
-        lambda: m.bsr(A, p),
-        lambda: m.bisr(A, p),
-        lambda: m.band_mf(A, participation, p),
-        lambda: m.band_inv_mf(A, participation, p),
+    found: list[Callable[[], ToeplitzMechanism]] = [
+        lambda: m.bsr(A, num_bands=p),
+        lambda: m.bisr(A, num_bands=p),
+        lambda: m.band_mf(A, participation, num_bands=p),
+        lambda: m.band_inv_mf(A, participation, num_bands=p),
     ]
     if p - 1 <= most_buffers:
-        found.append(lambda: m.blt(A, participation, p - 1))
+        found.append(lambda: m.blt(A, participation, num_buffers=p - 1))
     return found
 
 
@@ -53,7 +54,7 @@ def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
     for k in PARTICIPATIONS:
         for name in WORKLOADS:
             A, participation = workload(name, n), epochs(n, k)
-            wide = cn.mechanisms.band_mf(A, participation, participation.min_sep)
+            wide = cn.mechanisms.band_mf(A, participation, num_bands=participation.min_sep)
             levels.append(
                 {
                     "workload": name,
@@ -121,7 +122,7 @@ def report(result: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             f"n = {data['n']:,}. BLT with d buffers stands at p = d + 1, which keeps as much.",
-            markdown.table(header, lines, numbers=True),
+            _tables.markdown(header, lines, left=(0,)),
             markdown.claims(_claims(data)),
             f"Beyond the paper: at p = {SHOWN} the RMSE of BLT over Band-Inv-MF is "
             f"{markdown.span(_over(data, 'blt', 'band_inv_mf', SHOWN))}.",

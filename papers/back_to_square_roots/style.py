@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from corrnoise import _extras
+
 from . import record
 from .settings import METHODS
 
@@ -61,11 +63,8 @@ LOOK = {
 
 
 def require() -> None:
-    """Raise unless there is something to draw with."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError("the figures need matplotlib: pip install 'corrnoise[plots]'") from error
+    """Raise unless matplotlib is installed; the message names the extra that has it."""
+    _extras.load("matplotlib")
 
 
 @contextmanager

@@ -1,30 +1,42 @@
 """Differentially private training with correlated noise: the same guarantee, far less error."""
 
-from corrnoise import accounting, bounds, mechanisms, noise, planning, sampling, workloads
-from corrnoise.accounting import Calibration, account, calibrate, epsilon_of
+from corrnoise import (
+    accounting,
+    bounds,
+    mechanisms,
+    noise,
+    planning,
+    records,
+    samplings,
+    workloads,
+)
+from corrnoise._version import __version__
 from corrnoise.bounds import lower_bound
+from corrnoise.mechanisms import Mechanism
 from corrnoise.participation import Participation
-from corrnoise.planning import Plan, amplified_band_inv_mf, plan
+from corrnoise.planning import Plan, plan
+from corrnoise.samplings import Calibration, account, calibrate
 from corrnoise.sensitivity import Sensitivity
 from corrnoise.workloads import Workload
 
 __all__ = [
     "Calibration",
+    "Mechanism",
     "Participation",
     "Plan",
     "Sensitivity",
     "Workload",
+    "__version__",
     "account",
     "accounting",
-    "amplified_band_inv_mf",
     "bounds",
     "calibrate",
-    "epsilon_of",
     "lower_bound",
     "mechanisms",
     "noise",
     "plan",
     "planning",
-    "sampling",
+    "records",
+    "samplings",
     "workloads",
 ]

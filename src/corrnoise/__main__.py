@@ -2,6 +2,6 @@
 
 import sys
 
-from corrnoise.cli import main
+from corrnoise.apps.cli import main
 
 sys.exit(main())

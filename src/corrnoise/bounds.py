@@ -26,9 +26,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise import checks, sensitivity, toeplitz
+from corrnoise import _checks as checks
+from corrnoise import sensitivity
+from corrnoise.algebra import toeplitz
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload, r
+
+__all__ = [
+    "LowerBounds",
+    "bisr_upper_bound",
+    "lower_bound",
+    "lower_bounds",
+    "nuclear_norm",
+    "two_band_bound",
+    "two_band_rmse",
+]
 
 Array = npt.NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise import checks
+from corrnoise import _checks as checks
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise import toeplitz
+from corrnoise.algebra import toeplitz
 from corrnoise.participation import Participation
 
 Array = npt.NDArray[np.float64]

@@ -18,9 +18,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise import checks
-from corrnoise import toeplitz as _toeplitz
-from corrnoise.rational import Rational
+from corrnoise import _checks as checks
+from corrnoise.algebra import toeplitz as _toeplitz
+from corrnoise.algebra.rational import Rational
+
+__all__ = [
+    "Workload",
+    "prefix_sum",
+    "r",
+    "r_tilde",
+    "sgd",
+    "sgd_inverse_sqrt",
+    "sgd_sqrt",
+    "toeplitz",
+]
 
 Array = npt.NDArray[np.float64]
 

@@ -1,21 +1,7 @@
-"""What a run costs in privacy: from (ε, δ) to noise and back, and whether that is exact."""
+"""Prices of privacy, as functions of numbers and vectors: what the samplings are priced with."""
 
-from corrnoise.accounting.calibration import (
-    account,
-    calibrate,
-    epsilon_of,
-    estimate_noise,
-)
-from corrnoise.accounting.guarantee import SAMPLINGS, Calibration, Sampling
-from corrnoise.accounting.validity import valid_samplings
+from corrnoise.accounting import gaussian
+from corrnoise.accounting.balls_in_bins import Estimate
+from corrnoise.accounting.certificates import Draws
 
-__all__ = [
-    "SAMPLINGS",
-    "Calibration",
-    "Sampling",
-    "account",
-    "calibrate",
-    "epsilon_of",
-    "estimate_noise",
-    "valid_samplings",
-]
+__all__ = ["Draws", "Estimate", "gaussian"]

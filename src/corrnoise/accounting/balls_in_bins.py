@@ -50,8 +50,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from corrnoise._progress import Progress
 from corrnoise.accounting.bins import Bins, Indices
-from corrnoise.accounting.progress import Progress
 
 Array = npt.NDArray[np.float64]
 Direction = Literal["remove", "add"]
@@ -195,7 +195,9 @@ class Tuples:
         d, b = bins.squares / sigma**2, bins.num_bins
         single = (theta * theta - theta) * d / 2.0
         if folds == 1:
-            log_sum = _log_sum_exp(single)
+            from scipy.special import logsumexp  # deferred, like all of SciPy
+
+            log_sum = float(logsumexp(single))
             self.first = np.cumsum(np.exp(single - log_sum))
         else:
             pair = bins.gram * (theta / sigma) ** 2
@@ -281,8 +283,3 @@ def _in_blocks(
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from pool.map(block, range(len(counts)))
-
-
-def _log_sum_exp(x: Array) -> float:
-    top = float(np.max(x))
-    return top + math.log(float(np.sum(np.exp(x - top))))

@@ -7,13 +7,16 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise import toeplitz
+from corrnoise.algebra import toeplitz
+from corrnoise.participation import Participation
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
 # More bins than this are thinned out (see ``toeplitz_bins``).
 _MOST = 1000
+# An entry this far below 0, over the largest, is the rounding of an FFT, not a sign.
+_ROUNDING = 1e-12
 
 
 class Bins:
@@ -72,6 +75,21 @@ def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:
     for j in range(1, lags.size):
         gram[j, j:] = gram[j - 1, j - 1 : -1] - lost[:, j - 1] @ lost[:, j - 1 : -1]
     return Bins(gram + np.triu(gram, 1).T)
+
+
+def objection(least_entry: float, participation: Participation) -> str:
+    """Why balls-in-bins has no analysis for a strategy, or "" where it has one.
+
+    Args:
+        least_entry: the smallest entry of C, over the largest absolute value of one.
+        participation: n, b, k.
+    """
+    n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
+    if least_entry < -_ROUNDING:
+        return f"C has negative entries (down to {least_entry:.3g} of the largest)"
+    if k != -(-n // b):
+        return f"every bin is used {-(-n // b)} times in {n} steps, but max_participations is {k}"
+    return ""
 
 
 def first_mean(strategy_coef: Array, num_bins: int) -> Array:

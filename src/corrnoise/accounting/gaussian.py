@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from corrnoise import checks
+from corrnoise import _checks as checks
 
 # Every result of a root search is moved by this much, relative, to the private side.
 _ROUNDING = 1e-12

@@ -1,18 +1,41 @@
-"""Factorizations A = BC of a workload, each a function that returns a frozen mechanism."""
+"""Factorizations A = BC of a workload: each family is a function that returns a frozen mechanism.
 
-from corrnoise.mechanisms.banded import band_mf
+Every family is called with a workload and a participation, and its size by keyword; closed forms do
+not need the participation.
+"""
+
+from corrnoise.mechanisms.amplified import BAND_INV_MF, amplified_band_inv_mf
+from corrnoise.mechanisms.banded import BAND_MF, band_mf
 from corrnoise.mechanisms.banded_inverse import band_inv_mf
-from corrnoise.mechanisms.buffered import blt
-from corrnoise.mechanisms.by_name import NAMES, build
-from corrnoise.mechanisms.dense import dense
-from corrnoise.mechanisms.mechanism import DenseMechanism, Mechanism, Optimization
-from corrnoise.mechanisms.square_root import bisr, bsr, dp_sgd, square_root
+from corrnoise.mechanisms.buffered import BLT, blt
+from corrnoise.mechanisms.dense import DENSE, dense
+from corrnoise.mechanisms.matrix import DenseMechanism
+from corrnoise.mechanisms.mechanism import Mechanism, Optimization
+from corrnoise.mechanisms.registry import (
+    Candidate,
+    Family,
+    Question,
+    build,
+    families,
+    get,
+    names,
+    register,
+    shown,
+)
+from corrnoise.mechanisms.square_root import BISR, BSR, DP_SGD, bisr, bsr, dp_sgd, square_root
+from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
+
+register(DP_SGD, BSR, BAND_MF, BISR, BAND_INV_MF, BLT, DENSE)
 
 __all__ = [
-    "NAMES",
+    "Candidate",
     "DenseMechanism",
+    "Family",
     "Mechanism",
     "Optimization",
+    "Question",
+    "ToeplitzMechanism",
+    "amplified_band_inv_mf",
     "band_inv_mf",
     "band_mf",
     "bisr",
@@ -21,5 +44,10 @@ __all__ = [
     "build",
     "dense",
     "dp_sgd",
+    "families",
+    "get",
+    "names",
+    "register",
+    "shown",
     "square_root",
 ]

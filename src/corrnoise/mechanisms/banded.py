@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise.error import ErrorKind, check_kind
-from corrnoise.mechanisms.mechanism import Mechanism
-from corrnoise.mechanisms.optimizer import FactorGradients, optimize
-from corrnoise.mechanisms.square_root import bands
+from corrnoise.algebra.rational import Rational
+from corrnoise.mechanisms.errors import ErrorKind, check_kind
+from corrnoise.mechanisms.fitting import FactorGradients, optimize
+from corrnoise.mechanisms.registry import Family, Size
+from corrnoise.mechanisms.square_root import bands, strategy_bands
+from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
-from corrnoise.rational import Rational
 from corrnoise.workloads import Workload
 
 Array = npt.NDArray[np.float64]
@@ -29,10 +30,10 @@ class _Banded:
 def band_mf(
     workload: Workload,
     participation: Participation,
-    num_bands: int,
     *,
-    error: ErrorKind = "mean",
-) -> Mechanism:
+    num_bands: int,
+    over: ErrorKind = "mean",
+) -> ToeplitzMechanism:
     """The p-banded Toeplitz C with the least certified error (Band-MF).
 
     With p ≤ b no two columns of a pattern overlap, and the sensitivity is exact. Started at BSR;
@@ -42,8 +43,8 @@ def band_mf(
     Args:
         workload: A.
         participation: n, b, k.
-        num_bands: p in [1, n].
-        error: what to minimise: "mean", "last" or "max".
+        num_bands: p in [1, n], the bands of C.
+        over: which rmse to minimise: "mean" over the steps, "last" or "max".
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(1024, 256, 4)
@@ -55,7 +56,7 @@ def band_mf(
     p = bands(num_bands, workload)
     b = participation.min_sep
     if p > b:
-        narrow = band_mf(workload, participation, b, error=error)
+        narrow = band_mf(workload, participation, num_bands=b, over=over)
         start = narrow.strategy_coef[1:p]
     else:
         coef = workload.sqrt_coef(p)
@@ -66,6 +67,20 @@ def band_mf(
         (start, np.zeros(p - 1)),
         workload,
         participation,
-        check_kind(error),
+        check_kind(over),
         radius=1.0,
     )
+
+
+def _band_mf(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
+    return band_mf(workload, participation, num_bands=bands(size, workload))
+
+
+BAND_MF = Family(
+    name="band_mf",
+    label="Band-MF",
+    factory=_band_mf,
+    size="num_bands",
+    usual=lambda participation: participation.min_sep,
+    sizes=strategy_bands,
+)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise.error import ErrorKind, check_kind
-from corrnoise.mechanisms.mechanism import Mechanism
-from corrnoise.mechanisms.optimizer import (
+from corrnoise.algebra.rational import Rational
+from corrnoise.mechanisms.errors import ErrorKind, check_kind
+from corrnoise.mechanisms.fitting import (
     FactorGradients,
     SquaredSensitivity,
     Trace,
@@ -15,8 +15,8 @@ from corrnoise.mechanisms.optimizer import (
     optimize,
 )
 from corrnoise.mechanisms.square_root import bands
+from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
-from corrnoise.rational import Rational
 from corrnoise.workloads import Workload
 
 Array = npt.NDArray[np.float64]
@@ -35,11 +35,11 @@ class _BandedInverse:
 def band_inv_mf(
     workload: Workload,
     participation: Participation,
-    num_bands: int,
     *,
-    error: ErrorKind = "mean",
+    num_bands: int,
+    over: ErrorKind = "mean",
     trace: Trace | None = None,
-) -> Mechanism:
+) -> ToeplitzMechanism:
     """The p-banded Toeplitz C⁻¹ with the least certified error (Band-Inv-MF).
 
     Started at BISR, as in the paper's listing. The optimum is seldom monotone; its sensitivity is
@@ -48,8 +48,8 @@ def band_inv_mf(
     Args:
         workload: A.
         participation: n, b, k.
-        num_bands: p in [1, n].
-        error: what to minimise: "mean", "last" or "max".
+        num_bands: p in [1, n], the bands of C⁻¹.
+        over: which rmse to minimise: "mean" over the steps, "last" or "max".
         trace: called with the error that is minimised, at the start and after each step of the
             optimiser. It counts the pattern 0, b, 2b, … until that is found not to be the worst,
             then the certified bound.
@@ -70,15 +70,15 @@ def band_inv_mf(
         (start, np.zeros(p - 1)),
         workload,
         participation,
-        check_kind(error),
+        check_kind(over),
         radius=0.01,
         trace=trace,
     )
 
 
 def repriced(
-    mechanism: Mechanism, participation: Participation, square: SquaredSensitivity
-) -> Mechanism:
+    mechanism: ToeplitzMechanism, participation: Participation, square: SquaredSensitivity
+) -> ToeplitzMechanism:
     """A banded C⁻¹ with less error than this one, where C costs ``square`` and its gradient."""
     (coef,) = mechanism.noising.numerator
     return descend(

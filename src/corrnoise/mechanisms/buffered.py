@@ -11,19 +11,24 @@ approximation to a square root lie evenly; any values of them are feasible.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise import checks
-from corrnoise.error import ErrorKind, check_kind
-from corrnoise.mechanisms.mechanism import Mechanism
-from corrnoise.mechanisms.optimizer import FactorGradients, optimize
+from corrnoise import _checks as checks
+from corrnoise.algebra.rational import Rational
+from corrnoise.mechanisms.errors import ErrorKind, check_kind
+from corrnoise.mechanisms.fitting import FactorGradients, optimize
+from corrnoise.mechanisms.registry import Candidate, Family, Question, Size
+from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
-from corrnoise.rational import Rational
 from corrnoise.workloads import Workload
 
 Array = npt.NDArray[np.float64]
+
+# What a planner tries; the error saturates quickly.
+_BUFFERS = (1, 2, 4)
 
 
 class _Interlaced:
@@ -49,10 +54,10 @@ def _positions(variables: Array) -> Array:
 def blt(
     workload: Workload,
     participation: Participation,
-    num_buffers: int = 4,
     *,
-    error: ErrorKind = "mean",
-) -> Mechanism:
+    num_buffers: int = 4,
+    over: ErrorKind = "mean",
+) -> ToeplitzMechanism:
     """The buffered linear Toeplitz mechanism with the least error (Dvijotham et al., 2024).
 
     For any workload, momentum and decay included, and any participation. The sensitivity is exact.
@@ -62,7 +67,7 @@ def blt(
         workload: A.
         participation: n, b, k.
         num_buffers: d, the number of model-sized buffers; the error saturates quickly with it.
-        error: what to minimise: "mean", "last" or "max".
+        over: which rmse to minimise: "mean" over the steps, "last" or "max".
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(1024, 256, 4)
@@ -78,5 +83,44 @@ def blt(
     positions = np.linspace(math.log(memory + 1.0) + 1.0, 0.3, 2 * d)
     start = np.log(np.diff(positions[::-1], prepend=0.0))
     return optimize(
-        "blt", _Interlaced(), (start,), workload, participation, check_kind(error), radius=1.0
+        "blt", _Interlaced(), (start,), workload, participation, check_kind(over), radius=1.0
     )
+
+
+def _blt(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
+    if not isinstance(size, int):
+        raise ValueError(f"num_buffers must be an integer, got {size!r}; try 4")
+    return blt(workload, participation, num_buffers=size)
+
+
+def _sizes(question: Question) -> list[int]:
+    return [d for d in _BUFFERS if d <= question.workload.num_steps]
+
+
+def _tuned_for_less(question: Question) -> Iterator[Candidate]:
+    """Optimised for shorter separations.
+
+    Amplification by bins favours a C that forgets sooner, which a shorter separation brings about.
+    """
+    if question.amplification != "bins" or question.memory == 0:
+        return
+    n, b = question.participation.num_steps, question.participation.min_sep
+    for shorter in (b // share for share in (2, 4) if b >= share):
+        tuned = Participation(n, shorter, -(-n // shorter))
+        for size in _sizes(question):
+            yield Candidate(
+                size,
+                lambda tuned=tuned, size=size: _blt(question.workload, tuned, size),
+                f", tuned for b={shorter}",
+            )
+
+
+BLT = Family(
+    name="blt",
+    label="BLT",
+    factory=_blt,
+    size="num_buffers",
+    usual=lambda participation: min(4, participation.num_steps),
+    sizes=_sizes,
+    extra=_tuned_for_less,
+)

@@ -20,9 +20,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise import checks, sensitivity, toeplitz
+from corrnoise import _checks as checks
+from corrnoise import sensitivity
+from corrnoise.algebra import toeplitz
 from corrnoise.mechanisms.banded import band_mf
-from corrnoise.mechanisms.mechanism import DenseMechanism, Optimization
+from corrnoise.mechanisms.matrix import DenseMechanism
+from corrnoise.mechanisms.mechanism import Optimization
+from corrnoise.mechanisms.registry import Family, Question, Size
 from corrnoise.mechanisms.solver import Solver
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
@@ -30,6 +34,8 @@ from corrnoise.workloads import Workload
 Array = npt.NDArray[np.float64]
 
 LARGEST = 1024
+# With more steps it takes longer than all other candidates of a planner together.
+_LARGEST_PLANNED = 128
 _TEMPERATURES = (1e-2, 1e-3, 1e-4)
 _SOLVER = Solver(memory=20, iterations=500, tolerance=1e-9)
 
@@ -37,10 +43,10 @@ _SOLVER = Solver(memory=20, iterations=500, tolerance=1e-9)
 def dense(
     workload: Workload,
     participation: Participation,
-    num_bands: int | None = None,
     *,
+    num_bands: int | None = None,
     equal_columns: bool = False,
-    error: Literal["mean", "max"] = "mean",
+    over: Literal["mean", "max"] = "mean",
 ) -> DenseMechanism:
     """The lower-triangular C, p-banded but not Toeplitz, with the least error.
 
@@ -50,24 +56,26 @@ def dense(
     Args:
         workload: A, with at most 1024 steps.
         participation: n, b, k.
-        num_bands: p in [1, b]; b by default.
+        num_bands: p in [1, b], the bands of C; b by default.
         equal_columns: keep all columns of one norm (column-normalised banded): somewhat more
             error, and every pattern of k steps has the same sensitivity.
-        error: "mean" or "max". The least "last" error is attained by no invertible C.
+        over: which rmse to minimise: "mean" or "max". The least one of the "last" step is attained
+            by no invertible C.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(16, 4, 4)
     >>> m = cn.mechanisms.dense(cn.workloads.prefix_sum(16), part)
-    >>> m.rmse(part) < cn.mechanisms.band_mf(cn.workloads.prefix_sum(16), part, 4).rmse(part)
+    >>> m.rmse(part) < cn.mechanisms.band_mf(
+    ...     cn.workloads.prefix_sum(16), part, num_bands=4).rmse(part)
     True
     """
     participation.check_steps(workload.num_steps, "workload")
     n, b = participation.num_steps, participation.min_sep
     checks.integer("num_steps", n, 1, LARGEST, "use band_mf for longer runs")
     p = b if num_bands is None else checks.integer("num_bands", num_bands, 1, b, "at most min_sep")
-    checks.choice("error", error, ("mean", "max"))
-    problem = _Problem(workload, participation, p, equal_columns, error)
-    coef = band_mf(workload, participation, p).strategy_coef
+    checks.choice("over", over, ("mean", "max"))
+    problem = _Problem(workload, participation, p, equal_columns, over)
+    coef = band_mf(workload, participation, num_bands=p).strategy_coef
     start = problem.normalize(toeplitz.matrix(coef))
     best, before = start, problem.squared_error(start)
     least, evaluations, converged, message = before, 0, False, ""
@@ -96,11 +104,11 @@ class _Problem:
         participation: Participation,
         num_bands: int,
         equal_columns: bool,
-        error: str,
+        over: str,
     ) -> None:
         n = workload.num_steps
         self.workload = toeplitz.matrix(workload.coef)
-        self.participation, self.equal_columns, self.error = participation, equal_columns, error
+        self.participation, self.equal_columns, self.over = participation, equal_columns, over
         rows, columns = np.tril_indices(n)
         inside = rows - columns < num_bands
         self.rows, self.columns = rows[inside], columns[inside]
@@ -126,7 +134,7 @@ class _Problem:
         columns = np.sum(strategy**2, axis=0)
         sens = sensitivity.heaviest_pattern(columns, self.participation)[0]
         steps = np.sum(self.decoder(strategy) ** 2, axis=1)
-        return sens * float(np.mean(steps) if self.error == "mean" else np.max(steps))
+        return sens * float(np.mean(steps) if self.over == "mean" else np.max(steps))
 
     def objective(self, temperature: float, variables: Array) -> tuple[float, Array]:
         """Logarithm of the smoothed squared error, and its gradient."""
@@ -137,7 +145,7 @@ class _Problem:
         strategy = raw / norms
         decoder = self.decoder(strategy)
         steps = np.sum(decoder**2, axis=1)
-        error, weights = _soft_max(steps, temperature) if self.error == "max" else _mean(steps)
+        error, weights = _soft_max(steps, temperature) if self.over == "max" else _mean(steps)
         product = decoder.T @ (weights[:, None] * decoder)
         slope = -2.0 * _solve_lower(strategy, product).T / error
         if self.equal_columns:
@@ -204,3 +212,19 @@ def _soft_max(steps: Array, temperature: float) -> tuple[float, Array]:
 def _with_moving_scale(slope: Array, energy: Array, log_total: float, temperature: float) -> Array:
     """The gradient of T·L(x/T), given that of L, where T = temperature·mean(x) moves with x."""
     return slope + (log_total - toeplitz.dot(slope, energy)) * temperature / slope.size
+
+
+def _dense(workload: Workload, participation: Participation, size: Size) -> DenseMechanism:
+    if size == "best":
+        raise ValueError('num_bands="best" is for bisr, got it for dense; leave it out')
+    return dense(workload, participation, num_bands=size)
+
+
+def _sizes(question: Question) -> list[None]:
+    small = question.workload.num_steps <= _LARGEST_PLANNED
+    return [None] if small or question.named else []
+
+
+DENSE = Family(
+    name="dense", label="Dense", factory=_dense, size="num_bands", optional=True, sizes=_sizes
+)

@@ -1,4 +1,4 @@
-"""What every factorization A = BC is: a strategy, its inverse, its sensitivity and its error."""
+"""The protocol of every factorization A = BC: its sensitivity, its error, and how it runs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise import error as _error
-from corrnoise import sensitivity as _sensitivity
-from corrnoise import toeplitz
-from corrnoise.error import ErrorKind
+from corrnoise.accounting.bins import Bins
+from corrnoise.algebra.rational import Rational
+from corrnoise.mechanisms import errors
+from corrnoise.mechanisms.errors import ErrorKind
 from corrnoise.participation import Participation
-from corrnoise.rational import Rational
 from corrnoise.sensitivity import Sensitivity
 from corrnoise.workloads import Workload
 
@@ -55,231 +54,202 @@ class Optimization:
 
 
 @dataclass(frozen=True)
-class _Factorization(ABC):
-    """What Toeplitz and dense factorizations share: errors in units of the noise per clip norm."""
+class Mechanism(ABC):
+    """A factorization A = BC of a workload: what every family returns.
+
+    ``ToeplitzMechanism`` is the rule and ``DenseMechanism`` the exception for small n; no code
+    outside ``corrnoise.mechanisms`` needs to know which one it has.
+
+    Attributes:
+        name: the family, as users call it.
+        workload: A.
+    """
 
     name: str
     workload: Workload
+
+    # Whether C is a Toeplitz matrix.
+    toeplitz: ClassVar[bool] = False
+    _kinds: ClassVar[dict[str, type[Mechanism]]] = {}
+
+    def __init_subclass__(cls, *, kind: str) -> None:
+        super().__init_subclass__()
+        cls._kind = kind
+        Mechanism._kinds[kind] = cls
+
+    _kind: ClassVar[str]
 
     @property
     def num_steps(self) -> int:
         """Number of steps, n."""
         return self.workload.num_steps
 
-    @cached_property
-    @abstractmethod
-    def _step_squares(self) -> Array: ...
+    # Sensitivity and error.
 
     @abstractmethod
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """The sensitivity of C: exact or a certified upper bound, and it says which."""
+
+    @cached_property
+    @abstractmethod
+    def step_squares(self) -> Array:
+        """‖B[i, :]‖² of each step i; length n."""
 
     @property
     def decoder_rms(self) -> float:
         """‖B‖_F/√n: the error for each unit of the noise multiplier."""
-        return math.sqrt(_error.reduce_squares(self._step_squares, "mean"))
+        return math.sqrt(errors.reduce_squares(self.step_squares, "mean"))
 
     @property
     def decoder_norms(self) -> Array:
         """‖B[i, :]‖ of each step i: its error for each unit of the noise multiplier; length n."""
-        return np.sqrt(self._step_squares)
+        return np.sqrt(self.step_squares)
 
-    def rmse(self, participation: Participation) -> float:
-        """The paper's E(B, C) with unit noise: sens(C)·‖B‖_F/√n, with the certified sensitivity."""
-        return self.error(participation, "mean")
+    def rmse(self, participation: Participation, over: ErrorKind = "mean") -> float:
+        """The paper's E(B, C): sens(C)·‖B‖_F/√n, with the certified sensitivity.
 
-    def error(self, participation: Participation, kind: ErrorKind = "mean") -> float:
-        """Root of the mean, last or largest squared error over the steps, with unit noise."""
-        square = _error.reduce_squares(self._step_squares, _error.check_kind(kind))
+        It is the error at the noise for which the sensitivity is 1 standard deviation; at the noise
+        of a budget it is ``Calibration.error``.
+
+        Args:
+            participation: n, b, k.
+            over: "mean" over the steps, the "last" step, or the "max" of them.
+        """
+        square = errors.reduce_squares(self.step_squares, errors.check_kind(over))
         return self.sensitivity(participation).value * math.sqrt(square)
 
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-
-    def to_json(self) -> str:
-        """``to_dict`` as JSON; every coefficient comes back to the last bit."""
-        return json.dumps(self.to_dict())
-
-    def error_per_step(self, participation: Participation) -> Array:
-        """Root of the expected squared error of each step, with unit noise; length n."""
+    def rmse_per_step(self, participation: Participation) -> Array:
+        """The root of the expected squared error of each step, scaled as in ``rmse``; length n."""
         return self.sensitivity(participation).value * self.decoder_norms
 
+    @property
+    @abstractmethod
+    def decoder_column(self) -> Array:
+        """The first column of B: what stays of the first step's noise at each step; length n."""
 
-@dataclass(frozen=True)
-class Mechanism(_Factorization):
-    """A Toeplitz factorization A = BC, given by its noising series C⁻¹(x) = N(x)/D(x).
-
-    Attributes:
-        name: the family, as users call it.
-        workload: A.
-        noising: C⁻¹(x), a ratio of short polynomials.
-        optimization: how the coefficients were found; ``None`` for closed forms.
-    """
-
-    noising: Rational
-    optimization: Optimization | None = None
+    # The strategy matrix, for accountants.
 
     @property
-    def num_bands(self) -> int:
-        """p: the number of bands of C⁻¹, or of C where that is the banded one; n if neither is."""
-        if self.noising.denominator_terms == 1:
-            return self.noising.numerator_terms
-        if self.noising.numerator_terms == 1:
-            return self.noising.denominator_terms
-        return self.num_steps
+    @abstractmethod
+    def strategy_bands(self) -> int:
+        """The number of bands of C, its diagonal counted; n where it is not banded."""
 
-    @cached_property
-    def noising_coef(self) -> Array:
-        """First n coefficients of C⁻¹."""
-        return self._finite("C⁻¹", self.noising.coef(self.num_steps))
+    @property
+    @abstractmethod
+    def least_entry(self) -> float:
+        """The smallest entry of C, over the largest absolute value of one."""
 
-    @cached_property
-    def strategy_coef(self) -> Array:
-        """First n coefficients of C."""
-        return self._finite("C", self.noising.reciprocal.coef(self.num_steps))
+    @property
+    @abstractmethod
+    def column_norm(self) -> float:
+        """The largest norm of a column of C."""
 
-    @cached_property
-    def decoder_coef(self) -> Array:
-        """First n coefficients of B = AC⁻¹."""
-        series = self.noising * self.workload.series
-        return self._finite("B", series.coef(self.num_steps))
+    @abstractmethod
+    def bins(self, num_bins: int) -> Bins:
+        """The means m_j = Σ_i C[:, j+ib] of balls-in-bins; entries of C below 0 count as 0."""
 
-    @cached_property
-    def _step_squares(self) -> Array:
-        return _error.step_squares(self.decoder_coef)
+    # The noising matrix, for what makes noise.
 
-    def _finite(self, matrix: str, coef: Array) -> Array:
-        # A quarter of the exponent range, so that squares and their sums are finite as well.
-        if not np.max(np.abs(coef)) < 1e75:
-            raise OverflowError(
-                f"the coefficients of {matrix} grow beyond float64 within num_steps="
-                f"{self.num_steps} for {self!r}; use another num_bands or mechanism"
-            )
-        return _read_only(coef)
+    @property
+    @abstractmethod
+    def noising_bands(self) -> int:
+        """The number of bands of C⁻¹, its diagonal counted; n where it is not banded."""
 
-    def sensitivity(self, participation: Participation) -> Sensitivity:
-        """The sensitivity of C: exact or a certified upper bound, and it says which."""
-        participation.check_steps(self.num_steps, "mechanism")
-        return _sensitivity.of_toeplitz(self.strategy_coef, participation)
+    @property
+    @abstractmethod
+    def recursive(self) -> bool:
+        """Whether C⁻¹z needs earlier outputs, and not past values of z alone."""
 
+    @property
+    def num_buffers(self) -> int:
+        """The past outputs that a recursion for C⁻¹ needs, by its series alone; 0 without one."""
+        return 0
+
+    @property
+    def independent(self) -> bool:
+        """Whether the noise of each step is independent of the others: DP-SGD."""
+        return self.noising_bands == 1
+
+    @property
+    @abstractmethod
+    def largest_noising_entry(self) -> float:
+        """The largest absolute value of an entry of C⁻¹."""
+
+    @abstractmethod
+    def noising_row(self, step: int) -> Array:
+        """Row ``step`` of C⁻¹ up to its diagonal, from its first entry that can differ from 0."""
+
+    @abstractmethod
+    def noising_matrix(self, size: int) -> Array:
+        """The first rows and columns of C⁻¹."""
+
+    @abstractmethod
+    def recursion(self, step: int) -> Rational:
+        """The series N/D that step ``step`` of C⁻¹z is computed with."""
+
+    @abstractmethod
+    def correlate(self, z: Array) -> Array:
+        """C⁻¹z for all n rows of z at once."""
+
+    @abstractmethod
+    def in_float32(self) -> Mechanism:
+        """The mechanism that runs: with the coefficients rounded to float32 as noise uses them.
+
+        Near a pole or zero at 1 that rounding moves the sensitivity far more than float64 would,
+        so a budget is priced for this mechanism. A second call changes nothing.
+        """
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """16 hex digits that tell the coefficients of C⁻¹ from others."""
+
+    # Values.
+
+    @abstractmethod
     def first(self, num_steps: int) -> Mechanism:
         """The same mechanism, stopped after ``num_steps`` steps."""
-        return Mechanism(self.name, self.workload.first(num_steps), self.noising, self.optimization)
+
+    @abstractmethod
+    def fields(self) -> dict[str, Any]:
+        """What a mechanism of this kind has besides its name and workload, as plain values."""
+
+    @classmethod
+    @abstractmethod
+    def from_fields(cls, name: str, workload: Workload, fields: Mapping[str, Any]) -> Mechanism:
+        """The inverse of ``fields``."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; ``from_dict`` gives back every coefficient to the last bit."""
         return {
+            "kind": self._kind,
             "name": self.name,
             "workload": self.workload.to_dict(),
-            "noising": self.noising.to_dict(),
-            "optimization": asdict(self.optimization) if self.optimization else None,
+            **self.fields(),
         }
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Mechanism:
-        """The inverse of ``to_dict``."""
-        found = data["optimization"]
-        return Mechanism(
-            data["name"],
-            Workload.from_dict(data["workload"]),
-            Rational.from_dict(data["noising"]),
-            Optimization.from_dict(found) if found else None,
-        )
+        """The inverse of ``to_dict``, for every kind of mechanism."""
+        fields: dict[str, Any] = dict(data)
+        kind = fields.pop("kind", None)
+        if kind not in Mechanism._kinds:
+            raise ValueError(
+                f"kind of a mechanism must be one of {', '.join(Mechanism._kinds)}, got {kind!r}"
+            )
+        name, workload = str(fields.pop("name")), Workload.from_dict(fields.pop("workload"))
+        return Mechanism._kinds[kind].from_fields(name, workload, fields)
+
+    def to_json(self) -> str:
+        """``to_dict`` as JSON."""
+        return json.dumps(self.to_dict())
 
     @staticmethod
     def from_json(text: str) -> Mechanism:
         """The inverse of ``to_json``."""
         return Mechanism.from_dict(json.loads(text))
 
-    def __repr__(self) -> str:
-        bands = "" if self.num_bands == self.num_steps else f", num_bands={self.num_bands}"
-        return f"{self.name}({self.workload!r}{bands})"
 
-
-@dataclass(frozen=True, eq=False)
-class DenseMechanism(_Factorization):
-    """A factorization A = BC with any lower-triangular C: the exception, for small n.
-
-    Attributes:
-        name: the family.
-        workload: A.
-        strategy: C, n×n, read-only.
-        optimization: how it was found.
-    """
-
-    strategy: Array
-    optimization: Optimization
-
-    @cached_property
-    def noising(self) -> Array:
-        """C⁻¹, n×n."""
-        return _read_only(np.tril(np.linalg.inv(self.strategy)).astype(np.float64))
-
-    @cached_property
-    def decoder(self) -> Array:
-        """B = AC⁻¹, n×n."""
-        return _read_only(toeplitz.matrix(self.workload.coef) @ self.noising)
-
-    @cached_property
-    def _step_squares(self) -> Array:
-        return np.sum(self.decoder**2, axis=1)
-
-    def sensitivity(self, participation: Participation) -> Sensitivity:
-        """The sensitivity of C: exact where C has at most b bands."""
-        participation.check_steps(self.num_steps, "mechanism")
-        return _sensitivity.of_matrix(self.strategy, participation)
-
-    def first(self, num_steps: int) -> DenseMechanism:
-        """The same mechanism, stopped after ``num_steps`` steps."""
-        workload = self.workload.first(num_steps)
-        part = _read_only(self.strategy[:num_steps, :num_steps].copy())
-        return DenseMechanism(self.name, workload, part, self.optimization)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; ``from_dict`` gives back every entry to the last bit."""
-        return {
-            "name": self.name,
-            "workload": self.workload.to_dict(),
-            "strategy": self.strategy.tolist(),
-            "optimization": asdict(self.optimization),
-        }
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> DenseMechanism:
-        """The inverse of ``to_dict``."""
-        return DenseMechanism(
-            data["name"],
-            Workload.from_dict(data["workload"]),
-            _read_only(np.array(data["strategy"])),
-            Optimization.from_dict(data["optimization"]),
-        )
-
-    @staticmethod
-    def from_json(text: str) -> DenseMechanism:
-        """The inverse of ``to_json``."""
-        return DenseMechanism.from_dict(json.loads(text))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DenseMechanism) and (
-            (self.name, self.workload, self.optimization)
-            == (other.name, other.workload, other.optimization)
-            and np.array_equal(self.strategy, other.strategy)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.name, self.workload, self.strategy.tobytes()))
-
-    def __repr__(self) -> str:
-        return f"{self.name}({self.workload!r})"
-
-
-def from_dict(data: Mapping[str, Any]) -> Mechanism | DenseMechanism:
-    """The inverse of ``to_dict``, of either kind."""
-    kind = DenseMechanism if "strategy" in data else Mechanism
-    return kind.from_dict(data)
-
-
-def _read_only(array: Array) -> Array:
-    array.flags.writeable = False
-    return array
+def optimization_fields(found: Optimization | None) -> dict[str, Any] | None:
+    """An optimization as plain values."""
+    return None if found is None else asdict(found)

@@ -7,32 +7,51 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal
 
-from corrnoise import checks
-from corrnoise.mechanisms.mechanism import Mechanism
+from corrnoise import _checks as checks
+from corrnoise.algebra.rational import Rational
+from corrnoise.mechanisms.registry import Family, Question, Size
+from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
-from corrnoise.rational import Rational
 from corrnoise.workloads import Workload
 
+# With nothing stored a band of C⁻¹ costs a draw for each parameter and step, so a planner tries no
+# more unless it is asked to.
+MOST_BANDS = 32
+_BISR_BANDS = (2, 4, 8, 11, 16, 23, MOST_BANDS)
 
-def dp_sgd(workload: Workload) -> Mechanism:
+
+def dp_sgd(workload: Workload, participation: Participation | None = None) -> ToeplitzMechanism:
     """Independent noise at each step: C = I.
+
+    Args:
+        workload: A.
+        participation: not used; every family is called with a workload and a participation.
 
     >>> import corrnoise as cn
     >>> m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(16))
     >>> round(m.rmse(cn.Participation(16, 4, 4)), 4)
     5.831
     """
-    return Mechanism("dp_sgd", workload, Rational.of())
+    return ToeplitzMechanism("dp_sgd", workload, Rational.of())
 
 
-def square_root(workload: Workload) -> Mechanism:
+def square_root(
+    workload: Workload, participation: Participation | None = None
+) -> ToeplitzMechanism:
     """C = A^{1/2}: B = C, no banding. Noise at step i depends on all earlier ones."""
     coef = workload.inverse_sqrt_coef(workload.num_steps)
-    return Mechanism("square_root", workload, Rational.of(numerator=[coef]))
+    return ToeplitzMechanism("square_root", workload, Rational.of(numerator=[coef]))
 
 
-def bsr(workload: Workload, num_bands: int) -> Mechanism:
+def bsr(
+    workload: Workload, participation: Participation | None = None, *, num_bands: int
+) -> ToeplitzMechanism:
     """Banded square root: the first p diagonals of C = A^{1/2} (Kalinin and Lampert, 2024).
+
+    Args:
+        workload: A.
+        participation: not used.
+        num_bands: p, the bands of C.
 
     >>> import corrnoise as cn
     >>> m = cn.mechanisms.bsr(cn.workloads.prefix_sum(1024), num_bands=256)
@@ -40,14 +59,15 @@ def bsr(workload: Workload, num_bands: int) -> Mechanism:
     6.486
     """
     p = bands(num_bands, workload)
-    return Mechanism("bsr", workload, Rational.of(denominator=[workload.sqrt_coef(p)]))
+    return ToeplitzMechanism("bsr", workload, Rational.of(denominator=[workload.sqrt_coef(p)]))
 
 
 def bisr(
     workload: Workload,
-    num_bands: int | Literal["best"],
     participation: Participation | None = None,
-) -> Mechanism:
+    *,
+    num_bands: int | Literal["best"],
+) -> ToeplitzMechanism:
     """Banded inverse square root: the first p diagonals of C⁻¹ = A^{-1/2} (Definition "BISR").
 
     For the SGD workloads C is then non-negative and decreasing (Lemma "Decreasing values"), so
@@ -55,9 +75,9 @@ def bisr(
 
     Args:
         workload: A.
-        num_bands: p, or "best" for the p with the least certified rmse, which needs
-            ``participation``. It is found by bracketing, O(log n) evaluations of O(n log n).
         participation: n, b, k; only for "best".
+        num_bands: p, the bands of C⁻¹, or "best" for the p with the least certified rmse. It is
+            found by bracketing, O(log n) evaluations of O(n log n).
 
     >>> import corrnoise as cn
     >>> m = cn.mechanisms.bisr(cn.workloads.prefix_sum(1024), num_bands=4)
@@ -69,7 +89,7 @@ def bisr(
     if num_bands != "best":
         p = bands(num_bands, workload)
         coef = workload.inverse_sqrt_coef(p)
-        return Mechanism("bisr", workload, Rational.of(numerator=[coef]))
+        return ToeplitzMechanism("bisr", workload, Rational.of(numerator=[coef]))
     if participation is None:
         raise ValueError(
             'num_bands="best" needs participation=, got None; '
@@ -77,8 +97,8 @@ def bisr(
         )
     coef = workload.inverse_sqrt_coef(workload.num_steps)
 
-    def banded(p: int) -> Mechanism:
-        return Mechanism("bisr", workload, Rational.of(numerator=[coef[:p]]))
+    def banded(p: int) -> ToeplitzMechanism:
+        return ToeplitzMechanism("bisr", workload, Rational.of(numerator=[coef[:p]]))
 
     return banded(_least_integer(lambda p: banded(p).rmse(participation), workload.num_steps))
 
@@ -109,3 +129,55 @@ def _least_integer(function: Callable[[int], float], high: int) -> int:
             low += part
     near = range(low, up + 1) if up - low <= 4 else (low, (low + up) // 2, up)
     return min(near, key=value)
+
+
+def strategy_bands(question: Question) -> list[int]:
+    """Sizes of a banded C for a planner: b, what the memory just holds, and fewer.
+
+    More bands mean less error, but where amplification counts the bands also less amplification.
+    """
+    b, memory = question.participation.min_sep, question.memory
+    sizes = {b}
+    if memory is not None and 1 <= memory < b - 1:
+        sizes.add(int(memory) + 1)
+    if question.amplification == "bands":
+        sizes |= {2**i for i in range(1, b.bit_length()) if 2**i < b}
+    return sorted(sizes)
+
+
+def _bisr_sizes(question: Question) -> list[int]:
+    best = bisr(question.workload, question.participation, num_bands="best").noising_bands
+    return sorted({*(p for p in _BISR_BANDS if p <= question.workload.num_steps), best})
+
+
+def _bsr(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
+    return bsr(workload, num_bands=bands(size, workload))
+
+
+def _bisr(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
+    p = size if size == "best" else bands(size, workload)
+    return bisr(workload, participation, num_bands=p)
+
+
+DP_SGD = Family(
+    name="dp_sgd",
+    label="DP-SGD",
+    factory=lambda workload, participation, size: dp_sgd(workload),
+    sizes=lambda question: [1],
+)
+BSR = Family(
+    name="bsr",
+    label="BSR",
+    factory=_bsr,
+    size="num_bands",
+    usual=lambda participation: participation.min_sep,
+    sizes=strategy_bands,
+)
+BISR = Family(
+    name="bisr",
+    label="BISR",
+    factory=_bisr,
+    size="num_bands",
+    usual=lambda participation: min(4, participation.num_steps),
+    sizes=_bisr_sizes,
+)

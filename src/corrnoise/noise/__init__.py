@@ -1,8 +1,8 @@
-"""Correlated Gaussian noise that is made again instead of stored."""
+"""Correlated Gaussian noise that is regenerated instead of stored."""
 
 from corrnoise.noise.correlated import CorrelatedNoise
-from corrnoise.noise.key import Key
-from corrnoise.noise.scheme import Scheme
-from corrnoise.noise.stream import NoiseStream
+from corrnoise.noise.filtering.scheme import Scheme
+from corrnoise.noise.generator.key import Key
+from corrnoise.noise.generator.stream import NoiseStream
 
 __all__ = ["CorrelatedNoise", "Key", "NoiseStream", "Scheme"]

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise import checks, toeplitz
-from corrnoise.mechanisms import DenseMechanism, Mechanism
-from corrnoise.noise import checkpoint
-from corrnoise.noise import scheme as _scheme
-from corrnoise.noise.cpu import CpuBackend, Layout
-from corrnoise.noise.filters import AnyMechanism, Filter
-from corrnoise.noise.key import Key
-from corrnoise.noise.normals import Normals
-from corrnoise.noise.stream import LARGEST_WORD, NoiseStream, check_slice
-from corrnoise.noise.targets import Targets, check_scale, check_targets
+from corrnoise import _checks as checks
+from corrnoise.mechanisms import Mechanism
+from corrnoise.noise import state as _state
+from corrnoise.noise.backends.cpu import CpuBackend, Layout
+from corrnoise.noise.backends.targets import Targets, check_scale, check_targets
+from corrnoise.noise.filtering import scheme as _scheme
+from corrnoise.noise.filtering.filters import Filter
+from corrnoise.noise.generator.key import Key
+from corrnoise.noise.generator.normals import Normals
+from corrnoise.noise.generator.stream import LARGEST_WORD, NoiseStream, check_slice
 
 _INTERRUPTED = (
     "step must follow a finished one, but the last was interrupted and the state is damaged; "
@@ -61,7 +61,7 @@ class CorrelatedNoise:
 
     def __init__(
         self,
-        mechanism: AnyMechanism,
+        mechanism: Mechanism,
         key: Key | None = None,
         stream: int = 0,
         memory: float = 0,
@@ -69,7 +69,7 @@ class CorrelatedNoise:
         *,
         threads: int | None = None,
     ) -> None:
-        if not isinstance(mechanism, (Mechanism, DenseMechanism)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(mechanism, Mechanism):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(
                 f"mechanism must be a Mechanism, got {type(mechanism).__name__}; "
                 "use one of corrnoise.mechanisms"
@@ -92,12 +92,12 @@ class CorrelatedNoise:
         return self._filter.num_steps
 
     @property
-    def mechanism(self) -> AnyMechanism:
+    def mechanism(self) -> Mechanism:
         """What is really run: the mechanism with its coefficients rounded to float32.
 
         Calibrate the noise for this one: its sensitivity is the sensitivity of the run.
         """
-        return self._filter.realized
+        return self._filter.mechanism.in_float32()
 
     @property
     def key(self) -> Key:
@@ -153,10 +153,7 @@ class CorrelatedNoise:
         z = np.stack(
             [self.stream.normals(i, start, stop, np.float64) for i in range(self.num_steps)]
         )
-        mechanism = self._filter.mechanism
-        if isinstance(mechanism, DenseMechanism):
-            return mechanism.noising @ z
-        return toeplitz.apply(mechanism.noising_coef, z)
+        return self._filter.mechanism.correlate(z)
 
     def seek(self, step: int) -> None:
         """Make ``step`` the next one of a recursion, with no saved state.
@@ -179,7 +176,7 @@ class CorrelatedNoise:
             raise ValueError(_INTERRUPTED)
         vectors = None if self._replay else self._vectors
         if vectors is not None and self._device != "numpy":
-            from corrnoise.noise import torch_targets
+            from corrnoise.noise.backends import torch_targets
 
             vectors = torch_targets.state_tensor(vectors)
         return {
@@ -195,10 +192,10 @@ class CorrelatedNoise:
         Raises:
             ValueError: it belongs to another key, stream, mechanism or number of rounds.
         """
-        checkpoint.check_identity(data, self._identity())
+        _state.check_identity(data, self._identity())
         if self.scheme.kind != "recursion":
             return
-        found = checkpoint.restore(data, self.scheme, self.num_steps)
+        found = _state.restore(data, self.scheme, self.num_steps)
         self._forget(found.step)
         if found.vectors is not None:
             self._layout, self._vectors, self._replay = found.layout, found.vectors, False
@@ -286,7 +283,7 @@ class CorrelatedNoise:
     def _backend(self, device: str) -> Any:
         if device not in self._backends:
             if device.startswith("cuda"):
-                from corrnoise.noise.triton_backend import TritonBackend
+                from corrnoise.noise.backends.triton_backend import TritonBackend
 
                 self._backends[device] = TritonBackend(self.stream, device)
             else:
@@ -294,7 +291,7 @@ class CorrelatedNoise:
         return self._backends[device]
 
     def _identity(self) -> dict[str, Any]:
-        return checkpoint.identity(self.stream, self._filter)
+        return _state.identity(self.stream, self._filter)
 
     def _check_step(self, step: object) -> int:
         n = self.num_steps

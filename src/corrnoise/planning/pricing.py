@@ -1,26 +1,20 @@
-"""What the budget costs each candidate: noise, expected error, memory and time."""
+"""What a budget costs each candidate: noise, expected error, memory and time."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 
-from corrnoise.accounting import (
-    Calibration,
-    Sampling,
-    calibrate,
-    estimate_noise,
-    valid_samplings,
-)
-from corrnoise.accounting.certificate import Draws
-from corrnoise.accounting.progress import Progress
-from corrnoise.mechanisms import DenseMechanism, Mechanism
+from corrnoise._progress import Share
+from corrnoise.accounting import Draws
+from corrnoise.mechanisms import Candidate, Family, Mechanism
+from corrnoise.mechanisms.square_root import MOST_BANDS
 from corrnoise.noise import Scheme
-from corrnoise.noise import scheme as _scheme
-from corrnoise.noise.filters import Filter
+from corrnoise.noise.filtering import scheme as _scheme
+from corrnoise.noise.filtering.filters import Filter
 from corrnoise.participation import Participation
-from corrnoise.planning.candidates import MOST_BANDS, Candidate
-from corrnoise.planning.result import Alternative
+from corrnoise.planning.plans import Alternative
+from corrnoise.samplings import Calibration, Sampling
 
 # A certificate in units of an estimate, for the progress bar.
 CERTIFICATE = 20
@@ -31,7 +25,7 @@ class Priced:
     """A candidate, built and priced."""
 
     alternative: Alternative
-    mechanism: Mechanism | DenseMechanism | None = None
+    mechanism: Mechanism | None = None
     calibration: Calibration | None = None
 
     @property
@@ -49,15 +43,26 @@ class Priced:
         alternative = replace(
             self.alternative,
             noise_multiplier=found.noise_multiplier,
-            error=found.rmse(),
+            error=found.error,
             kind=found.kind,
         )
         return replace(self, alternative=alternative, calibration=found)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What every candidate is priced for."""
+class Pricing:
+    """What every candidate is priced for.
+
+    Attributes:
+        participation: n, b, k.
+        epsilon: ε of the budget.
+        delta: its δ.
+        sampling: how batches are drawn.
+        memory: the model-sized vectors that the noise may keep; ``None`` is no limit.
+        rounds: of ChaCha.
+        asked: whether the user asked for a number of bands.
+        draws: of certificates.
+    """
 
     participation: Participation
     epsilon: float
@@ -65,18 +70,18 @@ class Setting:
     sampling: Sampling
     memory: float | None
     rounds: int
-    asked: bool  # whether num_bands was asked for
+    asked: bool
     draws: Draws
 
-    def price(self, candidate: Candidate) -> Priced:
-        """Build a candidate; exact or bounded noise, or for balls-in-bins an estimate of it."""
-        blank = Alternative(
-            candidate.label, candidate.name, candidate.num_bands, None, None, None, None, None
-        )
+    def price(self, family: Family, candidate: Candidate) -> Priced:
+        """Build a candidate, and price it: by an estimate where a certificate takes seconds."""
+        bands = candidate.size if family.size != "num_buffers" else None
+        label = family.title(candidate.size) + candidate.note
+        blank = Alternative(label, family.name, bands)
         try:
-            spec = Filter.of(candidate.build())
-            mechanism = spec.realized
-            refused = valid_samplings(mechanism, self.participation)[self.sampling]
+            mechanism = candidate.build().in_float32()
+            spec = Filter.of(mechanism)
+            refused = self.sampling.objection(mechanism, self.participation)
         except OverflowError as overflow:
             return Priced(replace(blank, reason=str(overflow)))
         if refused:
@@ -86,80 +91,34 @@ class Setting:
         scheme = _scheme.choose(spec, memory, self.rounds)
         cost = _scheme.relative_cost(scheme, spec, self.rounds)
         alternative = replace(blank, scheme=scheme, step_cost=cost, reason=self._excess(scheme))
-        if self.sampling != "balls-in-bins":
-            found = self.calibrate(mechanism, self.draws.failure_probability)
-            return Priced(alternative, mechanism).calibrated(found)
-        noise = estimate_noise(
-            mechanism,
-            self.participation,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            failure_probability=self.draws.failure_probability,
-            samples=self.draws.samples,
-            seed=self.draws.seed,
+        if not self.sampling.certified:
+            return Priced(alternative, mechanism).calibrated(self._calibrate(mechanism, self.draws))
+        noise = self.sampling.estimate(
+            mechanism, self.participation, self.epsilon, self.delta, self.draws
         )
         error = noise * mechanism.decoder_rms
         alternative = replace(alternative, noise_multiplier=noise, error=error, kind="estimate")
         return Priced(alternative, mechanism)
 
-    def certify(
-        self, mechanism: Mechanism | DenseMechanism, finalists: int, bar: Bar
-    ) -> Calibration:
+    def certify(self, mechanism: Mechanism, finalists: int, share: Share) -> Calibration:
         """One of several certificates of which the best will be kept.
 
         They share the failure probability: that of the one that is kept is their sum.
         """
-        whole = self.draws.failure_probability
-        found = self.calibrate(mechanism, whole / finalists, bar.part(CERTIFICATE))
+        whole, progress = self.draws.failure_probability, share.part(CERTIFICATE)
+        draws = replace(self.draws, failure_probability=whole / finalists, progress=progress)
+        found = self._calibrate(mechanism, draws)
         return replace(found, failure_probability=whole) if found.failure_probability else found
 
-    def calibrate(
-        self,
-        mechanism: Mechanism | DenseMechanism,
-        failure_probability: float,
-        progress: Progress | None = None,
-    ) -> Calibration:
-        """The noise that the promise rests on."""
-        return calibrate(
-            mechanism,
-            self.participation,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            sampling=self.sampling,
-            failure_probability=failure_probability,
-            samples=self.draws.samples,
-            seed=self.draws.seed,
-            progress=progress,
+    def _calibrate(self, mechanism: Mechanism, draws: Draws) -> Calibration:
+        return self.sampling.calibrate(
+            mechanism, self.participation, self.epsilon, self.delta, draws
         )
 
     def _excess(self, scheme: Scheme) -> str:
         """Why a scheme is beyond what the plan may use."""
         if self.memory is not None and scheme.num_vectors > self.memory:
-            return f"needs memory {scheme.num_vectors}, more than {self.memory:g}"
+            return f"needs {scheme.num_vectors} vectors of memory, the plan allows {self.memory:g}"
         if not self.asked and scheme.draws_per_step > MOST_BANDS:
             return f"makes {scheme.draws_per_step:g} draws a step; ask for it by num_bands"
         return ""
-
-
-class Bar:
-    """One progress bar for estimates and certificates together."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
-
-    def advance(self, units: int) -> None:
-        """These units are done."""
-        self.done += units
-        self._show(self.done)
-
-    def part(self, units: int) -> Progress:
-        """Progress within the next ``units``, which never goes back."""
-        return lambda done, total: self._show(self.done + units * done // (total + 1))
-
-    def finish(self) -> None:
-        """All units are done, whether they were needed or not."""
-        self._show(self.total)
-
-    def _show(self, done: int) -> None:
-        if self.progress is not None:
-            self.progress(min(done, self.total), self.total)

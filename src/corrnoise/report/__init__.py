@@ -1,5 +1,14 @@
-"""A report on a plan or a run: one HTML file that opens from disk and loads nothing."""
+"""A report on a plan or on runs: one HTML file that opens from disk and loads no other file.
 
-from corrnoise.report.page import html, read, write
+``kit`` draws and knows nothing of plans; ``evidence`` gathers the numbers; the other modules are
+the sections of the page.
+"""
+
+from corrnoise import _extras
+
+try:
+    from corrnoise.report.page import html, read, write
+except ModuleNotFoundError as missing:
+    raise _extras.explained(missing) from None
 
 __all__ = ["html", "read", "write"]

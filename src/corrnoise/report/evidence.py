@@ -1,4 +1,4 @@
-"""The numbers behind the page: what a plan and its runs say, and the little that is priced anew."""
+"""The numbers behind the page: what a plan and its runs say, and the few that are priced here."""
 
 from __future__ import annotations
 
@@ -9,37 +9,26 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise import mechanisms
-from corrnoise.accounting import Calibration, calibrate, epsilon_of
-from corrnoise.mechanisms import DenseMechanism, Mechanism
-from corrnoise.noise.filters import Filter
-from corrnoise.planning import Alternative, Plan, least_error
-from corrnoise.run import Run
-from corrnoise.statement import Statement
+from corrnoise.mechanisms import Mechanism
+from corrnoise.planning import Alternative, Plan
+from corrnoise.records import Run, Statement
+from corrnoise.samplings import Calibration, calibrate
 
 Array = npt.NDArray[np.float64]
 
-NAMES = {
-    "dp_sgd": "DP-SGD",
-    "bsr": "BSR",
-    "bisr": "BISR",
-    "band_mf": "Band-MF",
-    "band_inv_mf": "Band-Inv-MF",
-    "blt": "BLT",
-    "dense": "Dense",
-}
-# A certificate is as valid with few draws, only a little larger.
+# A certificate from few draws is as valid as one from many, only slightly larger.
 FEW_DRAWS = 20_000
 _POINTS, _CERTIFIED_POINTS = 24, 6
 
 
 @dataclass(frozen=True)
 class StepError:
-    """What the noise of a mechanism leaves in the model, per unit of clip norm.
+    """The error that the noise of a mechanism causes in the model, per unit of clip norm.
 
     Attributes:
         label: of the mechanism or its run.
         color: of its curves on the page.
-        name: the family.
+        independent: whether its noise is independent in every step: DP-SGD.
         noise_multiplier: σ.
         kind: "exact", "bound", "certified" or "estimate": what σ is.
         steps: root of the expected squared error of each step.
@@ -49,7 +38,7 @@ class StepError:
 
     label: str
     color: int
-    name: str
+    independent: bool
     noise_multiplier: float
     kind: str
     steps: Array
@@ -84,7 +73,7 @@ class Evidence:
         statement: of the first run, or of the plan.
         errors: of the plan's mechanism, of comparable runs, and of DP-SGD.
         spending: ε against steps, one for each run or one for the plan.
-        recorded: whether runs recorded their spending; else it was computed for the page.
+        recorded: whether the runs recorded their spending; else it was computed for the page.
         lower_bound: of the mean error; ``None`` where none is known.
     """
 
@@ -98,18 +87,18 @@ class Evidence:
 
     @staticmethod
     def of(plan: Plan | None, runs: Sequence[Run]) -> Evidence:
-        """Gather it; a few seconds for balls-in-bins where no run recorded its ε."""
+        """Gather it: seconds where ε has to be certified because no run recorded it."""
         if plan is None and not runs:
             raise ValueError("plan or runs must be given, got neither; pass a Plan or a Run")
         if plan is not None and runs and runs[0].plan != plan:
             raise ValueError(
-                "plan must be the plan of the first run, got another; leave it out or pass the "
-                "run that kept it first"
+                "plan must be the plan of the first run, got another; leave it out, or pass the "
+                "run of this plan first"
             )
         subject = runs[0].plan if plan is None else plan
         statement = runs[0].statement if runs else Statement.of(subject)
         spending = tuple(_recorded(color, run) for color, run in enumerate(runs))
-        # Every curve starts at 0; what matters is whether it goes on.
+        # Every curve starts at 0; what matters is whether it has another point.
         recorded = bool(runs) and all(len(spent.steps) > 1 for spent in spending)
         if not recorded:
             spending = (_computed(subject, statement.steps_taken),)
@@ -125,42 +114,32 @@ class Evidence:
 
     @property
     def calibrations(self) -> tuple[Calibration, ...]:
-        """What the curves of ``spending`` are priced from."""
+        """The calibrations of the curves of ``spending``."""
         if self.recorded:
             return tuple(run.plan.calibration for run in self.runs)
         return (self.plan.calibration,)
 
     @property
     def baseline(self) -> StepError | None:
-        """DP-SGD at the same budget; ``None`` where the plan is that itself."""
-        found = (e for e in self.errors[1:] if e.name == "dp_sgd")
-        return None if self.errors[0].name == "dp_sgd" else next(found, None)
-
-    @property
-    def chosen(self) -> Alternative | None:
-        """The plan's own mechanism among its alternatives."""
-        for a in self.plan.alternatives:
-            same = (a.name, a.error) == (self.plan.mechanism.name, self.plan.error)
-            if same and not a.reason:
-                return a
-        return None
+        """DP-SGD at the same budget; ``None`` where the plan's own mechanism is DP-SGD."""
+        if self.errors[0].independent:
+            return None
+        return next((e for e in self.errors[1:] if e.independent), None)
 
 
-def mechanism_name(mechanism: Mechanism | DenseMechanism) -> str:
-    """Family and size, as one says it."""
-    name = NAMES.get(mechanism.name, mechanism.name)
-    if isinstance(mechanism, DenseMechanism) or mechanism.name == "dp_sgd":
-        return name
-    if mechanism.name == "blt":
-        return f"{name} d={Filter.of(mechanism).num_past}"
-    return f"{name} p={mechanism.num_bands}"
+def family_label(name: str) -> str:
+    """A family as one says it; the name itself where this version does not know the family."""
+    return mechanisms.get(name).label if name in mechanisms.names() else name
 
 
-def alternative_name(alternative: Alternative) -> str:
+def alternative_label(alternative: Alternative) -> str:
     """The label of an alternative, with the family as one says it."""
-    return alternative.label.replace(
-        alternative.name, NAMES.get(alternative.name, alternative.name), 1
-    )
+    return family_label(alternative.name) + alternative.label.removeprefix(alternative.name)
+
+
+def dp_sgd(plan: Plan) -> Mechanism:
+    """Independent noise for the plan's workload: what every mechanism is compared with."""
+    return mechanisms.dp_sgd(plan.mechanism.workload)
 
 
 def _lower_bound(plan: Plan) -> float | None:
@@ -168,18 +147,12 @@ def _lower_bound(plan: Plan) -> float | None:
     if plan.lower_bound is not None:
         return plan.lower_bound
     c = plan.calibration
-    return least_error(
-        c.mechanism.workload,
-        c.participation,
-        epsilon=c.epsilon,
-        delta=c.delta,
-        sampling=c.sampling,
-    )
+    return c.sampling.least_error(c.mechanism.workload, c.participation, c.epsilon, c.delta)
 
 
 def _errors(plan: Plan, runs: Sequence[Run]) -> list[StepError]:
     c = plan.calibration
-    label = runs[0].label if runs else NAMES.get(c.mechanism.name, c.mechanism.name)
+    label = runs[0].label if runs else family_label(c.mechanism.name)
     found = [_error(label, 0, c.mechanism, c.noise_multiplier, c.kind)]
     for color, run in enumerate(runs[1:], start=1):
         other = run.plan.calibration
@@ -187,7 +160,7 @@ def _errors(plan: Plan, runs: Sequence[Run]) -> list[StepError]:
             found.append(
                 _error(run.label, color, other.mechanism, other.noise_multiplier, other.kind)
             )
-    if not any(e.name == "dp_sgd" for e in found):
+    if not any(e.independent for e in found):
         found.append(_independent(plan, max(1, len(runs))))
     return found
 
@@ -204,11 +177,11 @@ def _comparable(one: Calibration, other: Calibration) -> bool:
 
 def _independent(plan: Plan, color: int) -> StepError:
     """DP-SGD at the plan's budget: as the plan priced it, or priced here."""
-    c = plan.calibration
-    mechanism = mechanisms.dp_sgd(c.mechanism.workload)
+    c, mechanism = plan.calibration, dp_sgd(plan)
+    label = mechanisms.shown(mechanism)
     for a in plan.alternatives:
-        if a.name == "dp_sgd" and a.noise_multiplier is not None and a.kind is not None:
-            return _error("DP-SGD", color, mechanism, a.noise_multiplier, a.kind)
+        if a.name == mechanism.name and a.noise_multiplier is not None and a.kind is not None:
+            return _error(label, color, mechanism, a.noise_multiplier, a.kind)
     found = calibrate(
         mechanism,
         c.participation,
@@ -217,25 +190,19 @@ def _independent(plan: Plan, color: int) -> StepError:
         sampling=c.sampling,
         samples=FEW_DRAWS,
     )
-    return _error("DP-SGD", color, mechanism, found.noise_multiplier, found.kind)
+    return _error(label, color, mechanism, found.noise_multiplier, found.kind)
 
 
-def _error(
-    label: str, color: int, mechanism: Mechanism | DenseMechanism, noise: float, kind: str
-) -> StepError:
-    if isinstance(mechanism, DenseMechanism):
-        column = mechanism.decoder[:, 0]
-    else:
-        column = mechanism.decoder_coef
+def _error(label: str, color: int, mechanism: Mechanism, noise: float, kind: str) -> StepError:
     return StepError(
-        label,
-        color,
-        mechanism.name,
-        noise,
-        kind,
-        noise * mechanism.decoder_norms,
-        noise * mechanism.decoder_rms,
-        noise * np.abs(column),
+        label=label,
+        color=color,
+        independent=mechanism.independent,
+        noise_multiplier=noise,
+        kind=kind,
+        steps=noise * mechanism.decoder_norms,
+        mean=noise * mechanism.decoder_rms,
+        remains=noise * np.abs(mechanism.decoder_column),
     )
 
 
@@ -248,8 +215,9 @@ def _recorded(color: int, run: Run) -> Spending:
 
 
 def _computed(plan: Plan, taken: int) -> Spending:
-    certified = plan.sampling == "balls-in-bins"
+    certified = plan.sampling.certified
     number = _CERTIFIED_POINTS if certified else _POINTS
     steps = sorted({round(taken * i / number) for i in range(number + 1)})
-    spent = [epsilon_of(plan, s, samples=FEW_DRAWS if certified else None) for s in steps]
-    return Spending(mechanism_name(plan.mechanism), 0, tuple(steps), tuple(spent))
+    samples = FEW_DRAWS if certified else None
+    spent = tuple(plan.calibration.spent(step, samples=samples) for step in steps)
+    return Spending(mechanisms.shown(plan.mechanism), 0, tuple(steps), spent)

@@ -7,33 +7,32 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
+from markupsafe import Markup
 
-from corrnoise import toeplitz
-from corrnoise.mechanisms import DenseMechanism
-from corrnoise.report import cells, charts
-from corrnoise.report.axes import NARROW, linear, logarithmic, steps
-from corrnoise.report.charts import Line, Mean
+from corrnoise.records import Record
 from corrnoise.report.evidence import Evidence
-from corrnoise.report.markup import budget, number, percent
-from corrnoise.run import Record
+from corrnoise.report.kit import cells, charts
+from corrnoise.report.kit.axes import NARROW, linear, logarithmic, steps
+from corrnoise.report.kit.charts import Line, Mean
+from corrnoise.report.kit.numbers import number, percent, rounded_up
 
 _STEP = "step"
 
 
-def accuracy(evidence: Evidence) -> str:
-    """Test accuracy against steps; "" where none was recorded."""
+def accuracy(evidence: Evidence) -> Markup | None:
+    """Test accuracy against steps; ``None`` where none was recorded."""
     return _course(
         evidence,
         "Test accuracy of each run against steps",
         "test accuracy",
         [("test accuracy", lambda record: record.test_accuracy, False)],
-        lambda tick: f"{100 * tick:g} %",
+        lambda tick: f"{100 * tick:g}%",
         percent,
     )
 
 
-def loss(evidence: Evidence) -> str:
-    """Test loss and training loss against steps."""
+def loss(evidence: Evidence) -> Markup | None:
+    """Test loss and training loss against steps; ``None`` where none was recorded."""
     return _course(
         evidence,
         "Test loss and training loss of each run against steps",
@@ -54,7 +53,7 @@ def _course(
     kinds: list[tuple[str, Callable[[Record], float | None], bool]],
     show: Callable[[float], str],
     tell: Callable[[float], str],
-) -> str:
+) -> Markup | None:
     curves: list[Line] = []
     for color, run in enumerate(evidence.runs):
         named = False
@@ -68,7 +67,7 @@ def _course(
                 curves.append(Line(name, color, x, y, dashed, f"{run.label}, {what}"))
                 named = True
     if not curves:
-        return ""
+        return None
     values = [y for line in curves for y in line.y]
     return charts.lines(
         title,
@@ -78,7 +77,7 @@ def _course(
     )
 
 
-def error(evidence: Evidence) -> str:
+def error(evidence: Evidence) -> Markup:
     """The error of each step, and the means beside it."""
     bound = evidence.lower_bound
     curves = [
@@ -95,7 +94,7 @@ def error(evidence: Evidence) -> str:
     return charts.lines(
         "Error of each step for "
         + ", ".join(e.label for e in evidence.errors)
-        + "; mean over the steps beside it",
+        + ", with the mean over the steps on the right",
         steps(_STEP, evidence.plan.num_steps),
         logarithmic("error of the step, per unit of clip norm", values),
         curves,
@@ -104,8 +103,8 @@ def error(evidence: Evidence) -> str:
     )
 
 
-def remains(evidence: Evidence) -> str:
-    """What is left of the first step's noise in the model, step after step."""
+def remains(evidence: Evidence) -> Markup:
+    """What remains of the first step's noise in the model at each later step."""
     curves = [
         Line(e.label, e.color, range(e.remains.size), e.remains.tolist()) for e in evidence.errors
     ]
@@ -120,27 +119,23 @@ def remains(evidence: Evidence) -> str:
 
 
 def noising(evidence: Evidence, size: int) -> npt.NDArray[np.float64]:
-    """The first rows and columns of C⁻¹, over its first entry."""
-    m = evidence.plan.mechanism
-    size = min(size, m.num_steps)
-    if isinstance(m, DenseMechanism):
-        return m.noising[:size, :size] / m.noising[0, 0]
-    return toeplitz.matrix(m.noising_coef[:size]) / m.noising_coef[0]
+    """The first rows and columns of C⁻¹, divided by its first entry."""
+    mechanism = evidence.plan.mechanism
+    matrix = mechanism.noising_matrix(min(size, mechanism.num_steps))
+    return matrix / matrix[0, 0]
 
 
-def weights(evidence: Evidence) -> str:
-    """The first rows of C⁻¹: the weights of past noise in a step's."""
+def weights(evidence: Evidence) -> Markup:
+    """The first rows of C⁻¹: the weights of all draws in the noise of a step."""
     matrix = noising(evidence, 8)
     return cells.picture(
-        "Weights of the noise vectors (columns) in the noise of each step (rows)",
-        matrix,
-        values=True,
+        "Weights of the draws (columns) in the noise of each step (rows)", matrix, values=True
     )
 
 
-def correlation(evidence: Evidence) -> str:
+def correlation(evidence: Evidence) -> Markup:
     """How the noise of two steps is correlated."""
-    return cells.picture("Correlation of the noise of two steps", correlations(evidence, 24))
+    return cells.picture("Correlation between the noise of two steps", correlations(evidence, 24))
 
 
 def correlations(evidence: Evidence, size: int) -> npt.NDArray[np.float64]:
@@ -150,7 +145,7 @@ def correlations(evidence: Evidence, size: int) -> npt.NDArray[np.float64]:
     return unit @ unit.T
 
 
-def spending(evidence: Evidence) -> str:
+def spending(evidence: Evidence) -> Markup:
     """ε against steps."""
     curves = [Line(s.label, s.color, s.steps, s.epsilons) for s in evidence.spending]
     planned = evidence.statement.planned_epsilon
@@ -160,8 +155,8 @@ def spending(evidence: Evidence) -> str:
         linear(
             "ε spent",
             [0.0, planned, *(e for s in evidence.spending for e in s.epsilons)],
-            tell=budget,
+            tell=rounded_up,
         ),
         curves,
-        reference=(f"whole run: ε = {budget(planned)}", planned),
+        reference=(f"whole run: ε = {rounded_up(planned)}", planned),
     )

@@ -1,25 +1,29 @@
-"""The picture of error against memory: what was chosen, and what else there was."""
+"""The picture of error against memory: the chosen mechanism and the alternatives."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+from markupsafe import Markup
+
+from corrnoise import mechanisms
 from corrnoise.noise import Scheme
-from corrnoise.noise import scheme as _scheme
-from corrnoise.noise.filters import Filter
-from corrnoise.report import charts
-from corrnoise.report.axes import Frame, counts, logarithmic
-from corrnoise.report.charts import Box, Point, hue
-from corrnoise.report.evidence import Evidence, alternative_name, mechanism_name
-from corrnoise.report.markup import number, tag
+from corrnoise.noise.filtering import scheme as _scheme
+from corrnoise.noise.filtering.filters import Filter
+from corrnoise.report.evidence import Evidence, alternative_label, dp_sgd
+from corrnoise.report.kit import charts
+from corrnoise.report.kit.axes import Frame, counts, logarithmic
+from corrnoise.report.kit.charts import Box, Point, hue
+from corrnoise.report.kit.markup import tag
+from corrnoise.report.kit.numbers import counted, number
 
 # Errors beyond this multiple of the chosen one are drawn at the edge, and a lower bound below that
 # share of it is left out, so that the near ones can be told apart.
 _FARTHEST, _LOWEST = 1.35, 0.7
 
 
-def picture(evidence: Evidence) -> str:
+def picture(evidence: Evidence) -> Markup:
     """Mean error against the model-sized vectors that the noise keeps."""
     own, others = _own(evidence), _others(evidence)
     points = [*own, *others]
@@ -33,25 +37,37 @@ def picture(evidence: Evidence) -> str:
         ),
         margin=20.0,
     )
-    beneath, avoid = "", list[Box]()
+    beneath, avoid = list[Markup](), list[Box]()
     if bound is not None:
-        beneath += charts.level(area, f"lower bound {number(bound, 3)}", bound)
+        beneath.append(charts.level(area, f"lower bound {number(bound, 3)}", bound))
         left, y = charts.named_at(area), area.up(bound)
         avoid.append((left, y - 15, left + 110, y + 1))
     if len(own) > 1:
         y = area.up(own[0].y)
         left, right = (area.across(f(p.x for p in own)) for f in (min, max))
-        beneath += tag("line", x1=left, x2=right, y1=y, y2=y, class_="path")
+        beneath.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="path"))
         avoid.append((left, y - 3, right, y + 3))
     title = "Expected error of each mechanism against the vectors that its noise keeps"
     return charts.scatter(title, area, points, beneath, avoid)
 
 
+def beyond(evidence: Evidence) -> bool:
+    """Whether an error is drawn at the upper edge because it is larger."""
+    known = [a.error for a in evidence.plan.alternatives if a.scheme is not None]
+    if evidence.baseline:
+        known.append(evidence.baseline.mean)
+    return any(error is not None and error > _cap(evidence) for error in known)
+
+
+def _cap(evidence: Evidence) -> float:
+    return _FARTHEST * evidence.plan.error
+
+
 def _own(evidence: Evidence) -> list[Point]:
     """The chosen mechanism as planned, then with every other scheme that is worth its memory."""
-    plan, chosen = evidence.plan, evidence.chosen
+    plan, chosen = evidence.plan, evidence.plan.chosen
     spec, planned = Filter.of(plan.mechanism), plan.scheme
-    name = mechanism_name(plan.mechanism) if chosen is None else alternative_name(chosen)
+    name = mechanisms.shown(plan.mechanism) if chosen is None else alternative_label(chosen)
 
     def cost(scheme: Scheme) -> float:
         return _scheme.relative_cost(scheme, spec, plan.rounds)
@@ -71,19 +87,18 @@ def _own(evidence: Evidence) -> list[Point]:
 
 def _others(evidence: Evidence) -> list[Point]:
     """DP-SGD, the best of each other family, and the rest."""
-    plan, baseline = evidence.plan, evidence.baseline
+    plan, baseline, independent = evidence.plan, evidence.baseline, dp_sgd(evidence.plan)
+    cap = _cap(evidence)
     points: list[Point] = []
     if baseline:
-        points.append(
-            _point("DP-SGD", 0, baseline.mean, 1.0, hue(baseline.color), cap=_FARTHEST * plan.error)
-        )
-    others = [a for a in plan.alternatives if a is not evidence.chosen and a.name != "dp_sgd"]
+        name, color = mechanisms.shown(independent), hue(baseline.color)
+        points.append(_point(name, 0, baseline.mean, 1.0, color, cap=cap))
+    others = [a for a in plan.alternatives if a is not plan.chosen and a.name != independent.name]
     best = {a.name: a for a in reversed(others) if a.error is not None}
     for a in sorted(others, key=lambda a: best.get(a.name) is not a):
         if a.error is not None and a.scheme is not None and a.step_cost is not None:
             kind = "other out" if a.reason else "other"
-            vectors, cap = a.scheme.num_vectors, _FARTHEST * plan.error
-            name = alternative_name(a)
+            vectors, name = a.scheme.num_vectors, alternative_label(a)
             full = _point(name, vectors, a.error, a.step_cost, kind, a.reason, cap=cap)
             points.append(full if best[a.name] is a else replace(full, label=""))
     return points
@@ -103,7 +118,8 @@ def _point(
     if error > cap:
         label = f"{name}: {number(error, 3)} ↑"
     what = (
-        f"{name}: error {number(error)}, {vectors} vectors, {number(cost, 3)} times DP-SGD's time"
+        f"{name}: error {number(error)}, {counted(vectors, 'vector')}, "
+        f"{number(cost, 3)} times DP-SGD's time"
     )
     if reason:
         what += f"; {reason}"

@@ -1,6 +1,6 @@
 """Private training in PyTorch: Opacus's engine with correlated noise, samplers and checkpoints."""
 
 from corrnoise.torch.engine import PrivacyEngine
-from corrnoise.torch.optimizers import workload_of
+from corrnoise.torch.workload import workload_of
 
 __all__ = ["PrivacyEngine", "workload_of"]

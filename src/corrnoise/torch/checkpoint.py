@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from corrnoise.ledger import sync_folder
+from corrnoise import _files
 
 _NAME = b"corrnoise-sha256:"
 _TRAILER = (len(_NAME) + 32).to_bytes(2, "little") + _NAME
@@ -31,24 +30,9 @@ def save(data: Mapping[str, Any], path: Any, **torch_save_kwargs: Any) -> None:
     if not isinstance(path, (str, os.PathLike)):
         torch.save(data, path, **torch_save_kwargs)
         return
-    place = Path(path)
-    handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
-    try:
-        with os.fdopen(handle, "w+b") as file:
-            torch.save(data, file, **torch_save_kwargs)
-            _sign(file)
-            file.flush()
-            os.fsync(file.fileno())
-        if place.exists():
-            # A link, so that there is a whole checkpoint under this name at every moment.
-            spare = Path(name + ".previous")
-            os.link(place, spare)
-            os.replace(spare, previous(place))
-        os.replace(name, place)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    sync_folder(place.parent)
+    with _files.replacing(path, previous=previous(path), mode=0o600) as file:
+        torch.save(data, file, **torch_save_kwargs)
+        _sign(file)
 
 
 def load(path: Any, **torch_load_kwargs: Any) -> dict[str, Any]:

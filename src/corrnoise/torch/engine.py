@@ -8,23 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import opacus
 import torch
-from opacus.validators import ModuleValidator
 from torch import nn
 from torch.utils.data import DataLoader
 
-from corrnoise.accounting import Sampling, account, epsilon_of
-from corrnoise.accounting.progress import Progress
-from corrnoise.mechanisms import DenseMechanism, Mechanism
+from corrnoise._progress import Progress
+from corrnoise.mechanisms import Mechanism
 from corrnoise.noise import Key
 from corrnoise.planning import Plan
-from corrnoise.statement import Statement
-from corrnoise.torch import admission, checkpoint
+from corrnoise.records import Statement
+from corrnoise.samplings import Sampling, account
+from corrnoise.torch import checkpoint, opacus, resume
 from corrnoise.torch.loader import check_loader
+from corrnoise.torch.plans import Request, agreed, check_plan
 from corrnoise.torch.processes import Processes
-from corrnoise.torch.request import Request
-from corrnoise.torch.session import Session, begin
+from corrnoise.torch.setup import Setup, check_modes, set_up
 from corrnoise.workloads import Workload
 
 
@@ -50,6 +48,11 @@ class PrivacyEngine:
         memory: model-sized vectors that the noise may store to save time; see ``CorrelatedNoise``.
             A ``plan`` that is given to ``make_private`` has its own.
         rounds: of ChaCha, likewise.
+        workload: what the noise is chosen for, instead of what is read from the optimizer.
+        delta: where ``make_private`` with a noise multiplier states ε; 1/(10·number of examples) by
+            default.
+        data_fingerprint: a name for the dataset, instead of a digest of some examples.
+        progress: as in ``calibrate``.
     """
 
     def __init__(
@@ -61,6 +64,10 @@ class PrivacyEngine:
         ledger: str | os.PathLike[str] | None = None,
         memory: float = 0,
         rounds: int = 20,
+        workload: Workload | None = None,
+        delta: float | None = None,
+        data_fingerprint: str | None = None,
+        progress: Progress | bool | None = None,
     ) -> None:
         if accountant is not None:
             warnings.warn(
@@ -71,7 +78,9 @@ class PrivacyEngine:
         self._key_source = key
         self._ledger_path = None if ledger is None else Path(ledger)
         self._memory, self._rounds = memory, rounds
-        self._run: Session | None = None
+        self._workload, self._delta = workload, delta
+        self._data_fingerprint, self._progress = data_fingerprint, progress
+        self._setup: Setup | None = None
         self._spent: dict[tuple[int, float], float] = {}
 
     def make_private(
@@ -83,12 +92,10 @@ class PrivacyEngine:
         max_grad_norm: float | list[float],
         noise_multiplier: float | None = None,
         epochs: int | None = None,
-        mechanism: str | Mechanism | DenseMechanism | None = None,
-        sampling: Sampling | None = None,
-        plan: Plan | None = None,
+        mechanism: str | Mechanism | None = None,
         num_bands: Any = None,
-        workload: Workload | None = None,
-        delta: float | None = None,
+        sampling: str | Sampling | None = None,
+        plan: Plan | None = None,
         criterion: Any = None,
         batch_first: bool = True,
         loss_reduction: str = "mean",
@@ -98,8 +105,6 @@ class PrivacyEngine:
         grad_sample_mode: str = "hooks",
         wrap_model: bool = True,
         rand_on_empty: bool = False,
-        data_fingerprint: str | None = None,
-        progress: Progress | bool | None = None,
     ) -> Any:
         """As ``opacus.PrivacyEngine.make_private``, with the noise of a plan.
 
@@ -113,16 +118,14 @@ class PrivacyEngine:
             noise_multiplier: the standard deviation of z over the clip norm.
             epochs: how long the run is planned for.
             mechanism: a name ("bisr" by default) or a ``Mechanism``.
+            num_bands: p for a mechanism that is named, or the buffers of "blt"; by default 4, and b
+                for "bsr" and "band_mf".
             sampling: as in ``calibrate``; by default "fixed" if not ``poisson_sampling``, else
                 "poisson" for dp_sgd and "balls-in-bins" for the others.
             plan: everything at once, from ``corrnoise.plan`` or a file.
-            num_bands: p for a mechanism that is named, or the buffers of "blt"; by default 4, and b
-                for "bsr" and "band_mf".
-            workload: instead of the one that is read from the optimizer.
-            delta: where ε is stated; 1/(10·number of examples) by default.
             criterion: the loss, for ghost clipping; cross entropy by default.
             batch_first: Opacus's.
-            loss_reduction: Opacus's; "mean" divides by the expected batch size.
+            loss_reduction: Opacus's; "mean" divides by the plan's divisor.
             poisson_sampling: ``False`` is short for ``sampling="fixed"``.
             clipping: "flat" or "per_layer".
             noise_generator: keeps Opacus's own normals, from this generator, instead of the
@@ -130,8 +133,6 @@ class PrivacyEngine:
             grad_sample_mode: hooks, functorch, ew, ghost or ghost_fsdp.
             wrap_model: Opacus's.
             rand_on_empty: Opacus's.
-            data_fingerprint: a name for the dataset, instead of a digest of some examples.
-            progress: as in ``calibrate``.
 
         Returns:
             (module, optimizer, data loader), with the criterion before the loader in the ghost
@@ -140,55 +141,23 @@ class PrivacyEngine:
         Raises:
             ValueError: the plan does not cover what is asked for, with the reason and the remedy.
         """
-        if self._run is not None:
-            raise ValueError(
-                "make_private must be called once for each engine: a key belongs to one run; "
-                "make another PrivacyEngine"
-            )
-        shuffled = check_loader(data_loader)
         processes = Processes.of(module)
-        admission.check_modes(grad_sample_mode, clipping, processes)
         if plan is None:
             request = self._request(
-                optimizer, data_loader, epochs, mechanism, num_bands, sampling,
-                poisson_sampling, workload, progress,
-            )  # fmt: skip
-            plan = request.agreed(processes, lambda: request.with_noise(noise_multiplier, delta))
-        elif (noise_multiplier, mechanism, sampling, num_bands, workload) != (None,) * 5:
+                optimizer, data_loader, epochs, mechanism, num_bands, sampling, poisson_sampling
+            )
+            plan = agreed(processes, lambda: request.with_noise(noise_multiplier, self._delta))
+        elif (noise_multiplier, mechanism, sampling, num_bands, self._workload) != (None,) * 5:
             raise ValueError(
                 "plan must come without noise_multiplier, mechanism, sampling, num_bands and "
                 "workload: it has its own; drop them"
             )
-        admission.check_plan(plan, data_loader, epochs)
-        if noise_generator is not None and plan.mechanism.name != "dp_sgd":
-            raise ValueError(
-                f"noise_generator must be left out for {plan.mechanism!r}: past draws of a torch "
-                "generator cannot be made again; it is for mechanism='dp_sgd'"
-            )
-        self._run, found = begin(
-            plan,
-            processes,
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            shuffled=shuffled,
-            rand_on_empty=rand_on_empty,
-            data_fingerprint=data_fingerprint,
-            key=self._key_source,
-            ledger=self._ledger_path,
-            next_step=lambda: self.steps_taken,
-            stock={
-                "criterion": criterion or nn.CrossEntropyLoss(reduction=loss_reduction),
-                "max_grad_norm": max_grad_norm,
-                "batch_first": batch_first,
-                "loss_reduction": loss_reduction,
-                "clipping": clipping,
-                "noise_generator": noise_generator,
-                "grad_sample_mode": grad_sample_mode,
-                "wrap_model": wrap_model,
-            },
-        )
-        return found
+        check_plan(plan, data_loader, epochs)
+        options = opacus.Options(
+            max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
+            grad_sample_mode, wrap_model, rand_on_empty,
+        )  # fmt: skip
+        return self._begin(plan, processes, module, optimizer, data_loader, options)
 
     def make_private_with_epsilon(
         self,
@@ -200,48 +169,54 @@ class PrivacyEngine:
         target_delta: float,
         epochs: int,
         max_grad_norm: float | list[float],
-        mechanism: str | Mechanism | DenseMechanism | None = None,
-        sampling: Sampling | None = None,
+        mechanism: str | Mechanism | None = None,
         num_bands: Any = None,
-        workload: Workload | None = None,
+        sampling: str | Sampling | None = None,
+        criterion: Any = None,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
         poisson_sampling: bool = True,
-        progress: Progress | bool | None = None,
-        **options: Any,
+        clipping: str = "flat",
+        noise_generator: torch.Generator | None = None,
+        grad_sample_mode: str = "hooks",
+        wrap_model: bool = True,
+        rand_on_empty: bool = False,
     ) -> Any:
         """``make_private`` with the least noise that keeps a budget.
 
+        The arguments that are not described here are those of ``make_private``.
+
         Args:
-            module: as there.
-            optimizer: as there.
-            data_loader: as there.
+            module: the model.
+            optimizer: any of torch's.
+            data_loader: it says how many batches an epoch has.
             target_epsilon: ε of the whole run.
             target_delta: δ.
             epochs: how long the run is.
-            max_grad_norm: as there.
-            mechanism: as there, or "best" to let the planner choose.
-            sampling: as there.
+            max_grad_norm: the clip norm.
+            mechanism: a name, a ``Mechanism``, or "best" to let the planner choose.
             num_bands: as there.
-            workload: as there.
+            sampling: as there.
+            criterion: as there.
+            batch_first: as there.
+            loss_reduction: as there.
             poisson_sampling: as there.
-            progress: as there.
-            **options: the other arguments of ``make_private``.
+            clipping: as there.
+            noise_generator: as there.
+            grad_sample_mode: as there.
+            wrap_model: as there.
+            rand_on_empty: as there.
         """
-        check_loader(data_loader)
         request = self._request(
-            optimizer, data_loader, epochs, mechanism, num_bands, sampling,
-            poisson_sampling, workload, progress,
+            optimizer, data_loader, epochs, mechanism, num_bands, sampling, poisson_sampling
+        )
+        processes = Processes.of(module)
+        plan = agreed(processes, lambda: request.with_epsilon(target_epsilon, target_delta))
+        options = opacus.Options(
+            max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
+            grad_sample_mode, wrap_model, rand_on_empty,
         )  # fmt: skip
-        plan = request.agreed(
-            Processes.of(module), lambda: request.with_epsilon(target_epsilon, target_delta)
-        )
-        return self.make_private(
-            module=module,
-            optimizer=optimizer,
-            data_loader=data_loader,
-            max_grad_norm=max_grad_norm,
-            plan=plan,
-            **options,
-        )
+        return self._begin(plan, processes, module, optimizer, data_loader, options)
 
     @property
     def plan(self) -> Plan:
@@ -256,7 +231,7 @@ class PrivacyEngine:
     @property
     def steps_taken(self) -> int:
         """How many steps this process's model has taken."""
-        return 0 if self._run is None else self._run.release.step
+        return 0 if self._setup is None else self._setup.step.taken
 
     @property
     def accountant(self) -> PrivacyEngine:
@@ -281,7 +256,7 @@ class PrivacyEngine:
                     sampling=whole.sampling,
                     failure_probability=whole.failure_probability or 1e-9,
                 )
-            self._spent[taken, delta] = epsilon_of(whole, taken)
+            self._spent[taken, delta] = whole.spent(taken)
         return self._spent[taken, delta]
 
     def statement(self, delta: float | None = None) -> Statement:
@@ -302,14 +277,7 @@ class PrivacyEngine:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs besides model and optimizer: plain values and tensors, no key."""
-        run = self._started
-        return {
-            "header": dict(run.header),
-            "step": self.steps_taken,
-            "rank": run.processes.rank,
-            "noise": None if run.noise is None else run.noise.state_dict(),
-            "generators": checkpoint.generators(),
-        }
+        return resume.state(self._started)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken.
@@ -317,15 +285,8 @@ class PrivacyEngine:
         Raises:
             ValueError: it belongs to another run, or the ledger does not know its steps.
         """
-        self._check_state(state)
-        run, step = self._started, int(state["step"])
-        if run.noise is not None and step < run.plan.num_steps:
-            if state["rank"] == run.processes.rank:
-                run.noise.load_state_dict(state["noise"])
-            else:  # the state of another rank's slice: make this one's again
-                run.noise.seek(step)
-        checkpoint.set_generators(state["generators"])
-        run.release.step = step
+        resume.check(self._started, state)
+        resume.restore(self._started, state)
 
     def save_checkpoint(
         self,
@@ -343,28 +304,11 @@ class PrivacyEngine:
 
         The key is not in it. The checkpoint before it stays as ``PATH.previous``.
         """
-        admission.refuse_schedulers(noise_scheduler, grad_clip_scheduler)
-        if self._started.processes.sharded:
-            raise ValueError(
-                "save_checkpoint is for models that one process holds; save a sharded one with "
-                "torch.distributed.checkpoint, with engine.state_dict() beside it"
-            )
-        plan = self.plan
-        data = {
-            **(checkpoint_dict or {}),
-            "module_state_dict": module.state_dict(**(module_state_dict_kwargs or {})),
-            "privacy_accountant_state_dict": {
-                # The name keeps Opacus's own accountants from continuing it.
-                "mechanism": "corrnoise",
-                "history": [
-                    (plan.noise_multiplier, 1 / plan.participation.min_sep, self.steps_taken)
-                ],
-            },
-            "corrnoise": self.state_dict(),
-        }
-        if optimizer is not None:
-            data["optimizer_state_dict"] = optimizer.state_dict()
-        checkpoint.save(data, path, **(torch_save_kwargs or {}))
+        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        data = resume.contents(
+            self._started, module.state_dict(**(module_state_dict_kwargs or {})), optimizer
+        )
+        checkpoint.save({**(checkpoint_dict or {}), **data}, path, **(torch_save_kwargs or {}))
 
     def load_checkpoint(
         self,
@@ -385,73 +329,80 @@ class PrivacyEngine:
         Returns:
             the checkpoint's dictionary.
         """
-        admission.refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         data = checkpoint.load(path, **(torch_load_kwargs or {}))
-        if "corrnoise" not in data:
-            raise ValueError(
-                f"path must be a checkpoint of this engine, got {path}, perhaps Opacus's own; "
-                "load its weights into the model before make_private, and start a new run"
-            )
-        self._check_state(data["corrnoise"])
-        if (optimizer is None) != ("optimizer_state_dict" not in data):
-            raise ValueError(
-                "optimizer must be given exactly if it was when the checkpoint was saved; "
-                "its momentum is part of the run"
-            )
+        resume.check_contents(self._started, data, path, with_optimizer=optimizer is not None)
         module.load_state_dict(data["module_state_dict"], **(module_load_dict_kwargs or {}))
         if optimizer is not None:
             optimizer.load_state_dict(data["optimizer_state_dict"])
-        self.load_state_dict(data["corrnoise"])
+        resume.restore(self._started, data["corrnoise"])
         return data
 
     def close(self) -> None:
         """Let another process continue the run: gives the ledger's lock back."""
-        if self._run is not None:
-            self._run.release.ledger.close()
+        if self._setup is not None:
+            self._setup.step.ledger.close()
 
     def is_compatible(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
     ) -> bool:
         """Whether Opacus can take gradients of single examples through the module."""
-        return ModuleValidator.is_valid(module)
+        return opacus.is_valid(module)
 
     def validate(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
     ) -> None:
         """As ``is_compatible``, but raises with the reason, such as BatchNorm."""
-        ModuleValidator.validate(module, strict=True)
+        opacus.validate(module)
 
     @classmethod
     def get_compatible_module(cls, module: nn.Module) -> nn.Module:
         """A copy of the module with the parts replaced that cannot be private."""
-        return opacus.PrivacyEngine.get_compatible_module(module)
+        return opacus.compatible(module)
 
     # What follows serves the methods above.
 
     @property
-    def _started(self) -> Session:
-        if self._run is None:
+    def _started(self) -> Setup:
+        if self._setup is None:
             raise ValueError("make_private must come first: there is no run yet")
-        return self._run
+        return self._setup
 
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        run, step = self._started, int(state["step"])
-        different = [
-            f"{name} (was {state['header'].get(name)!r:.60}, is {value!r:.60})"
-            for name, value in run.header.items()
-            if state["header"].get(name) != value
-        ]
-        if different:
+    def _begin(
+        self,
+        plan: Plan,
+        processes: Processes,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        options: opacus.Options,
+    ) -> Any:
+        """Start the run of a plan that fits the loader."""
+        if self._setup is not None:
             raise ValueError(
-                f"the checkpoint must belong to this run, but differs in {'; '.join(different)}; "
-                "restore those settings, with the key and the ledger of that run"
+                "make_private must be called once for each engine: a key belongs to one run; "
+                "make another PrivacyEngine"
             )
-        released = run.release.ledger.num_released
-        if released < step:
+        check_modes(options.grad_sample_mode, options.clipping, processes)
+        if options.noise_generator is not None and not plan.mechanism.independent:
             raise ValueError(
-                f"the ledger must know all {step} steps of the checkpoint, but has {released}; "
-                "give PrivacyEngine the key and the ledger that the run began with"
+                f"noise_generator must be left out for {plan.mechanism!r}: past draws of a torch "
+                "generator cannot be regenerated; it is for mechanism='dp_sgd'"
             )
+        self._setup, found = set_up(
+            plan,
+            processes,
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            shuffled=check_loader(data_loader),
+            data_fingerprint=self._data_fingerprint,
+            key=self._key_source,
+            ledger=self._ledger_path,
+            next_step=lambda: self.steps_taken,
+            options=options,
+        )
+        return found
 
     def _request(
         self,
@@ -462,9 +413,8 @@ class PrivacyEngine:
         num_bands: Any,
         sampling: Any,
         poisson_sampling: bool,
-        workload: Any,
-        progress: Any,
     ) -> Request:
+        check_loader(loader)
         return Request(
             optimizer=optimizer,
             num_examples=len(loader.dataset),  # type: ignore[arg-type]
@@ -475,8 +425,17 @@ class PrivacyEngine:
             num_bands=num_bands,
             sampling=sampling,
             poisson_sampling=poisson_sampling,
-            workload=workload,
+            workload=self._workload,
             memory=self._memory,
             rounds=self._rounds,
-            progress=progress,
+            progress=self._progress,
+        )
+
+
+def _refuse_schedulers(noise_scheduler: object, grad_clip_scheduler: object) -> None:
+    """Raise if either was given."""
+    if noise_scheduler is not None or grad_clip_scheduler is not None:
+        raise ValueError(
+            "noise and clip schedulers must be left out: the plan has one noise level and one "
+            "clip norm for all steps"
         )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from corrnoise.noise.key import Key
+from corrnoise.noise.generator.key import Key
 
 _PROBES = 64
 

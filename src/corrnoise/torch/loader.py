@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from opacus.data_loader import dtype_safe, shape_safe, wrap_collate_with_empty
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -16,7 +15,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from corrnoise.sampling import Batches
+from corrnoise.samplings import Batches
+from corrnoise.torch import opacus
 
 
 class StepSampler(Sampler[list[int]]):
@@ -118,20 +118,11 @@ def step_loader(
 ) -> StepLoader:
     """The user's loader with the plan's batches instead of its own."""
     sampler.ahead = loader.num_workers > 0
-    example = loader.dataset[0]
-    parts = example if isinstance(example, (tuple, list)) else ()
-    collate = wrap_collate_with_empty(
-        collate_fn=loader.collate_fn,
-        batch_first=batch_first,
-        rand_on_empty=rand_on_empty,
-        sample_empty_shapes=[(0, *shape_safe(part)) for part in parts] or None,
-        dtypes=[_dtype(part) for part in parts] or None,
-    )
     return StepLoader(
         loader.dataset,
         batch_sampler=sampler,
         num_workers=loader.num_workers,
-        collate_fn=collate,
+        collate_fn=opacus.collate(loader, batch_first=batch_first, rand_on_empty=rand_on_empty),
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
@@ -178,9 +169,3 @@ def check_loader(loader: DataLoader[Any]) -> bool:
             )
         return True
     return False
-
-
-def _dtype(part: Any) -> Any:
-    kind: Any = dtype_safe(part)
-    plain: dict[Any, Any] = {int: torch.int64, float: torch.float32, bool: torch.bool}
-    return plain.get(kind, kind)

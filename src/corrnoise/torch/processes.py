@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
+
+from corrnoise.torch import opacus
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class Processes:
     def of(module: nn.Module) -> Processes:
         """What the wrapper of a model says."""
         sharded = isinstance(module, FSDPModule)
-        kinds = (DistributedDataParallel, DifferentiallyPrivateDistributedDataParallel)
+        kinds = (DistributedDataParallel, opacus.DistributedDataParallel)
         if not sharded and not isinstance(module, kinds):
             return Processes()
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()

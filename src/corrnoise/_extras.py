@@ -1,0 +1,42 @@
+"""Optional libraries: imported where they are used, and named with their extra where missing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+# The extra of pyproject.toml that installs each optional library.
+EXTRAS = {
+    "cryptography": "noise",
+    "dp_accounting": "accounting",
+    "markupsafe": "report",
+    "matplotlib": "plots",
+    "opacus": "torch",
+    "portalocker": "noise",
+    "sklearn": "demo",
+    "torch": "torch",
+    "triton": "gpu",
+    "typer": "cli",
+}
+
+
+def load(module: str) -> Any:
+    """Import an optional library.
+
+    Raises:
+        ModuleNotFoundError: it is not installed; the message says which extra has it.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as missing:
+        raise explained(missing) from None
+
+
+def explained(missing: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The same error with a message that names the extra, where one has the library."""
+    name = (missing.name or "").partition(".")[0]
+    if name not in EXTRAS:
+        return missing
+    return ModuleNotFoundError(
+        f"{name} is needed and not installed: pip install 'corrnoise[{EXTRAS[name]}]'", name=name
+    )

@@ -1,0 +1,94 @@
+"""One progress protocol: a function of (done, total), called as work goes on.
+
+Functions that may take longer than a second have an argument ``progress``: such a function, or
+``True`` for a bar on the terminal. ``Bar`` is that bar; ``Share`` splits one bar between parts.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+Progress = Callable[[int, int], None]
+Item = TypeVar("Item")
+
+_WIDTH = 40
+_PATIENCE = 1.0  # seconds of work before a bar is worth showing
+
+
+class Bar:
+    """A bar on standard error, shown after a second; silent where that is not a terminal.
+
+    As a context manager it leaves no trace when the work is over.
+    """
+
+    def __init__(self, title: str = "", patience: float = _PATIENCE) -> None:
+        self._title, self._patience = title, patience
+        self._start, self._shown = time.monotonic(), False
+
+    def __call__(self, done: int, total: int) -> None:
+        """Redraw the bar."""
+        seconds = time.monotonic() - self._start
+        if not sys.stderr.isatty() or (seconds < self._patience and not self._shown):
+            return
+        total = max(total, 1)
+        filled = _WIDTH * done // total
+        title = f"{self._title} " if self._title else ""
+        line = f"{title}{'█' * filled}{'·' * (_WIDTH - filled)} {100 * done // total:3d} %"
+        self._shown = True
+        print(f"\r{line} {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+        if done >= total:
+            self.clear()
+
+    def clear(self) -> None:
+        """Remove the bar from the terminal."""
+        if self._shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+            self._shown = False
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.clear()
+
+
+def resolve(progress: Progress | bool | None) -> Progress | None:
+    """What an argument ``progress`` stands for: ``True`` is a bar."""
+    if progress is True:
+        return Bar()
+    return progress or None
+
+
+class Share:
+    """One progress for several parts of known sizes, done one after the other."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+
+    def advance(self, units: int) -> None:
+        """These units are done."""
+        self.done += units
+        self._show(self.done)
+
+    def part(self, units: int) -> Progress:
+        """Progress within the next ``units``; it never goes back."""
+        return lambda done, total: self._show(self.done + units * done // (total + 1))
+
+    def finish(self) -> None:
+        """All units are done, whether they were needed or not."""
+        self._show(self.total)
+
+    def _show(self, done: int) -> None:
+        if self.progress is not None:
+            self.progress(min(done, self.total), self.total)
+
+
+def tracked(items: Sequence[Item], progress: Progress | None) -> Iterator[Item]:
+    """The items; ``progress`` is called when each of them is done."""
+    for done, item in enumerate(items, 1):
+        yield item
+        if progress is not None:
+            progress(done, len(items))

@@ -1,0 +1,106 @@
+"""A power series as a ratio of short polynomials: the one value that carries the library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise import _checks as checks
+from corrnoise.algebra import toeplitz
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Rational:
+    r"""The series N(x)/D(x), with N and D given as products of factors.
+
+    A banded C⁻¹ is one numerator factor of p terms, a banded C one denominator factor; a buffered
+    linear Toeplitz mechanism has one factor of two terms per pole and zero. Keeping the factors
+    apart, and filtering by one pair at a time, is what keeps poles close to 1 accurate in float64.
+
+    Attributes:
+        numerator: the factors of N, each a vector with a positive first entry.
+        denominator: the factors of D, likewise.
+
+    >>> half = Rational.of(denominator=[[1.0, -0.5]])
+    >>> half.coef(4)
+    array([1.   , 0.5  , 0.25 , 0.125])
+    >>> (half * half.reciprocal).coef(3)
+    array([1., 0., 0.])
+    """
+
+    numerator: tuple[Array, ...]
+    denominator: tuple[Array, ...]
+
+    @staticmethod
+    def of(
+        numerator: Iterable[npt.ArrayLike] = (), denominator: Iterable[npt.ArrayLike] = ()
+    ) -> Rational:
+        """Build from factors, checked and made read-only."""
+        return Rational(
+            tuple(checks.coefficients("numerator", f) for f in numerator),
+            tuple(checks.coefficients("denominator", f) for f in denominator),
+        )
+
+    def apply(self, x: Array) -> Array:
+        """The first len(x) coefficients of this series times x: one filter per factor, O(np)."""
+        n = x.size
+        for factor, divisor in zip_longest(self.numerator, self.denominator):
+            if factor is not None:
+                x = toeplitz.multiply(x, factor, n)
+            if divisor is not None:
+                x = toeplitz.divide(x, divisor, n)
+        return x
+
+    def coef(self, num_steps: int) -> Array:
+        """The first ``num_steps`` coefficients."""
+        return self.apply(toeplitz.impulse(num_steps))
+
+    @property
+    def reciprocal(self) -> Rational:
+        """D(x)/N(x)."""
+        return Rational(self.denominator, self.numerator)
+
+    @property
+    def numerator_terms(self) -> int:
+        """Number of terms of N."""
+        return 1 + sum(f.size - 1 for f in self.numerator)
+
+    @property
+    def denominator_terms(self) -> int:
+        """Number of terms of D."""
+        return 1 + sum(f.size - 1 for f in self.denominator)
+
+    @property
+    def diagonal(self) -> float:
+        """The constant term N(0)/D(0)."""
+        return math.prod(float(f[0]) for f in self.numerator) / math.prod(
+            float(f[0]) for f in self.denominator
+        )
+
+    def to_dict(self) -> dict[str, list[list[float]]]:
+        """Plain lists, exact to the last bit when written as JSON."""
+        return {
+            "numerator": [f.tolist() for f in self.numerator],
+            "denominator": [f.tolist() for f in self.denominator],
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, list[list[float]]]) -> Rational:
+        """The inverse of ``to_dict``."""
+        return Rational.of(data["numerator"], data["denominator"])
+
+    def __mul__(self, other: Rational) -> Rational:
+        return Rational(self.numerator + other.numerator, self.denominator + other.denominator)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rational) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash(tuple(f.tobytes() for f in self.numerator + self.denominator))

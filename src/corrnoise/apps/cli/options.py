@@ -1,0 +1,146 @@
+"""Options that several commands share, spelled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from corrnoise import mechanisms, samplings
+from corrnoise.mechanisms import Family
+from corrnoise.participation import Participation
+
+# Options whose values are names of a registry, by the name of their parameter. ``app`` puts the
+# names that are registered when the command runs into the help.
+REGISTRIES: dict[str, Callable[[], tuple[str, ...]]] = {
+    "mechanism": mechanisms.names,
+    "mechanisms": mechanisms.names,
+    "sampling": samplings.names,
+}
+
+
+def _family(name: str) -> str:
+    try:
+        return mechanisms.get(name).name
+    except ValueError as unknown:
+        raise typer.BadParameter(f"{unknown}.") from None
+
+
+def _families(names: list[str] | None) -> list[str] | None:
+    return None if names is None else [_family(name) for name in names]
+
+
+def _sampling(name: str) -> str:
+    try:
+        return samplings.get(name).name
+    except ValueError as unknown:
+        raise typer.BadParameter(f"{unknown}.") from None
+
+
+FamilyName = Annotated[
+    str,
+    typer.Option(
+        callback=_family,
+        autocompletion=lambda: list(mechanisms.names()),
+        metavar="NAME",
+        help="The family of mechanisms.",
+    ),
+]
+FamilyNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mechanism",
+        callback=_families,
+        autocompletion=lambda: list(mechanisms.names()),
+        metavar="NAME",
+        help="A family of mechanisms; repeat the option for several.",
+    ),
+]
+SamplingName = Annotated[
+    str,
+    typer.Option(
+        callback=_sampling,
+        autocompletion=lambda: list(samplings.names()),
+        metavar="NAME",
+        help="How batches are sampled.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+NumExamples = Annotated[int | None, typer.Option(help="Size of the dataset.")]
+BatchSize = Annotated[int | None, typer.Option(help="Expected number of examples in a batch.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data.")]
+NumSteps = Annotated[int | None, typer.Option(help="n, the number of steps.")]
+MinSep = Annotated[
+    int | None,
+    typer.Option(help="b: an example takes part again after b steps at the earliest."),
+]
+MaxParticipations = Annotated[
+    int | None, typer.Option(help="k: an example takes part at most k times.")
+]
+Momentum = Annotated[float, typer.Option(help="β of the optimizer.")]
+Decay = Annotated[
+    float, typer.Option(help="α, the factor by which weights are multiplied in each step.")
+]
+FailureProbability = Annotated[
+    float, typer.Option(help="Of a certificate: the probability with which it may be wrong.")
+]
+Samples = Annotated[
+    int | None, typer.Option(help="Of a certificate: how many draws the accountant takes.")
+]
+Seed = Annotated[int, typer.Option(help="Of a certificate: the seed of its draws.")]
+
+
+def families(names: list[str] | None) -> list[Family]:
+    """The families of these names, each once; without names, all that are compared by default.
+
+    Those are the families whose size must be given or that have none. A family with an optional
+    size is dense, and takes O(n³).
+    """
+    if names is None:
+        return [family for family in mechanisms.families() if not family.optional]
+    return [mechanisms.get(name) for name in dict.fromkeys(names)]
+
+
+def size(family: Family, num_bands: int, num_buffers: int) -> int | None:
+    """The size of a family, where one number serves all families whose size counts the same."""
+    if family.banded:
+        return num_bands
+    return num_buffers if family.size == "num_buffers" else None
+
+
+def participation(
+    *,
+    num_examples: int | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    num_steps: int | None = None,
+    min_sep: int | None = None,
+    max_participations: int | None = None,
+    sampling: str = samplings.ASSUMED,
+) -> Participation:
+    """From a dataset (examples, batch size, epochs or steps), or from n, b and k themselves."""
+    from corrnoise import planning
+
+    if num_examples is not None and batch_size is not None:
+        if min_sep is not None or max_participations is not None:
+            raise ValueError(
+                "min-sep and max-participations follow from num-examples and batch-size; give "
+                "either the first two or the last two"
+            )
+        return planning.participation(
+            num_examples, batch_size, epochs=epochs, num_steps=num_steps, sampling=sampling
+        )
+    if num_steps is None or not (num_examples is batch_size is epochs is None):
+        raise ValueError(
+            "give num-examples, batch-size and epochs; or num-steps with min-sep or "
+            "max-participations (one participation without them)"
+        )
+    if min_sep is None:
+        k = 1 if max_participations is None else max_participations
+        if not 1 <= k <= num_steps:
+            raise ValueError(f"max-participations must be in [1, num-steps={num_steps}], got {k}")
+        return Participation(num_steps, num_steps // k, k)
+    fits = -(-num_steps // max(min_sep, 1))
+    k = fits if max_participations is None else max_participations
+    return Participation(num_steps, min_sep, k)

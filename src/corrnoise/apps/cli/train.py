@@ -1,0 +1,211 @@
+"""``corrnoise train``: plan, train privately, and print the privacy statement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from corrnoise import samplings
+from corrnoise.apps.cli import options
+
+if TYPE_CHECKING:
+    from corrnoise.apps.datasets import Data
+    from corrnoise.planning import Plan
+    from corrnoise.records import Run
+
+# What --compare trains too: independent noise.
+_BASELINE = "dp_sgd"
+
+
+def train(
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits, fashion-mnist, cifar10, imdb, or a path: an .npz, a .csv, or a folder "
+            "with one folder of pictures for each class."
+        ),
+    ] = "digits",
+    epsilon: Annotated[float, typer.Option(help="ε of the budget.")] = 3.0,
+    delta: Annotated[
+        float | None, typer.Option(help="δ of the budget; 1/(10·examples) by default.")
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 20,
+    batch_size: Annotated[int, typer.Option(help="Expected number of examples in a batch.")] = 64,
+    momentum: options.Momentum = 0.9,
+    decay: options.Decay = 1.0,
+    sampling: options.SamplingName = samplings.DRAWN,
+    mechanisms: options.FamilyNames = None,
+    num_bands: Annotated[int | None, typer.Option(help="p of the banded families.")] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="Train by a plan that `corrnoise plan --save` wrote, and do not plan."),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option(help="Also train with DP-SGD at the same ε, for comparison.")
+    ] = False,
+    model: Annotated[str, typer.Option(help="auto, linear, mlp or convnet.")] = "auto",
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="Chosen from the expected error by default; worth tuning."),
+    ] = None,
+    clip_norm: Annotated[float, typer.Option(help="Largest norm of one example's gradient.")] = 1.0,
+    data_path: Annotated[
+        Path | None, typer.Option(help="Where the files of a named dataset already are.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Column of a table to predict; the last by default.")
+    ] = None,
+    value_range: Annotated[
+        tuple[float, float] | None,
+        typer.Option(help="LOW HIGH of a table's columns; choose it without looking at the data."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for checkpoint, ledger, run.json and report.html; a run that is there "
+            "is resumed."
+        ),
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="Key file; OUT.key by default.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Of the initial weights.")] = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Train a classifier privately.
+
+    Plans the noise for the budget, trains, and prints the accuracy and the privacy statement. With
+    --out the run can be interrupted and resumed by the same command, and a report is written.
+
+    \b
+    Examples:
+      corrnoise train --data digits --epochs 3 --epsilon 3 --mechanism bisr --sampling fixed --compare
+      corrnoise train --data digits --epochs 2 --epsilon 8 --mechanism bisr --sampling fixed --json
+    """
+    from corrnoise._rounding import rounded_up
+    from corrnoise.apps import datasets
+    from corrnoise.apps.cli import terminal
+
+    if compare and key is not None:
+        raise ValueError("key must be left out with --compare: each of the runs has its own")
+    found = datasets.load(data, path=data_path, label=label, value_range=value_range)
+    if plan is not None:
+        chosen = _read(plan)
+    else:
+        size = len(found.train)
+        chosen = _plan(
+            num_examples=size,
+            batch_size=batch_size,
+            epochs=epochs,
+            epsilon=epsilon,
+            delta=0.1 / size if delta is None else delta,
+            momentum=momentum,
+            decay=decay,
+            sampling=sampling,
+            mechanisms=mechanisms,
+            num_bands=num_bands,
+        )
+    plans = {chosen.mechanism.name: chosen}
+    if compare and not chosen.mechanism.independent:
+        # A plan from a file has a workload of its own.
+        own = chosen.mechanism.workload
+        plans[_BASELINE] = _plan(
+            num_examples=chosen.num_examples,
+            batch_size=chosen.batch_size,
+            num_steps=chosen.num_steps,
+            epsilon=chosen.epsilon,
+            delta=chosen.delta,
+            momentum=momentum if own.momentum is None else own.momentum,
+            decay=decay if own.decay is None else own.decay,
+            sampling=chosen.sampling,
+            mechanisms=[_BASELINE],
+        )
+    runs: list[Run] = []
+    for name, each in plans.items():
+        place = None if out is None else out / name if compare else out
+        runs.append(
+            _train(each, found, name, model, learning_rate, clip_norm, seed, device, place, key)
+        )
+    if out is not None:
+        _write(out, runs)
+    if as_json:
+        terminal.print_json({"runs": [run.to_dict() for run in runs]})
+        return
+    rows = [
+        [
+            run.label,
+            rounded_up(run.plan.noise_multiplier, 4),
+            f"{run.plan.error:.4g}",
+            f"{run.settings['learning_rate']:.3g}",
+            f"{100 * (run.test_accuracy or 0.0):.1f} %",
+            f"{run.seconds:.0f} s",
+        ]
+        for run in runs
+    ]
+    columns = ["mechanism", "noise", "error", "rate", "accuracy", "time"]
+    terminal.print_table(columns, rows, bold=0)
+    print("\n" + runs[0].statement.to_text())
+    if out is not None:
+        print(f"report: {out / 'report.html'}")
+
+
+def _read(path: Path) -> Plan:
+    from corrnoise.planning import Plan
+
+    text = path.read_text(encoding="utf-8")
+    try:
+        return Plan.from_json(text)
+    except (ValueError, KeyError, TypeError) as problem:
+        raise ValueError(
+            f"plan must be a file that `corrnoise plan --save` wrote, got {path}: {problem}"
+        ) from None
+
+
+def _plan(**options: Any) -> Plan:
+    from corrnoise import planning
+    from corrnoise._progress import Bar
+
+    with Bar("planning") as progress:
+        return planning.plan(**options, progress=progress)
+
+
+def _train(
+    plan: Plan,
+    data: Data,
+    name: str,
+    model: str,
+    learning_rate: float | None,
+    clip_norm: float,
+    seed: int,
+    device: str,
+    folder: Path | None,
+    key: Path | None,
+) -> Run:
+    from corrnoise._progress import Bar
+    from corrnoise.apps import training
+
+    with Bar(f"training with {name}") as progress:
+        return training.train(
+            plan,
+            data,
+            model=model,
+            learning_rate=learning_rate,
+            clip_norm=clip_norm,
+            label=name,
+            seed=seed,
+            device=device,
+            folder=folder,
+            key=key,
+            progress=progress,
+        )
+
+
+def _write(out: Path, runs: list[Run]) -> None:
+    from corrnoise import _files, report
+
+    for run in runs:
+        name = "run.json" if len(runs) == 1 else f"run-{run.label}.json"
+        _files.write(out / name, run.to_json() + "\n")
+    _files.write(out / "statement.txt", runs[0].statement.to_text())
+    report.write(out / "report.html", runs=runs)

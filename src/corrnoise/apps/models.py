@@ -1,0 +1,53 @@
+"""Small models with layers that have a gradient for each example: no BatchNorm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from corrnoise import _checks as checks
+
+MODELS = ("linear", "mlp", "convnet")
+
+
+def build(name: str, shape: Sequence[int], num_classes: int, *, seed: int = 0) -> nn.Module:
+    """A classifier for examples of this shape.
+
+    Args:
+        name: "linear"; "mlp", one hidden layer of 128; "convnet", the paper's three blocks of two
+            3x3 convolutions with 32, 64 and 128 channels and a linear layer, for pictures whose
+            sides are at least 8; or "auto".
+        shape: of one example.
+        num_classes: of the labels.
+        seed: of the initial weights.
+
+    >>> sum(p.numel() for p in build("convnet", (3, 32, 32), 10).parameters())
+    307498
+    """
+    if name == "auto":
+        name = "convnet" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
+    checks.choice("model", name, MODELS)
+    torch.manual_seed(seed)
+    size = math.prod(shape)
+    if name == "linear":
+        return nn.Sequential(nn.Flatten(), nn.Linear(size, num_classes))
+    if name == "mlp":
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, num_classes)
+        )
+    if len(shape) != 3 or min(shape[1:]) < 8:
+        raise ValueError(
+            f"model='convnet' is for pictures of at least 8x8, got examples of shape "
+            f"{tuple(shape)}; use 'mlp'"
+        )
+    layers: list[nn.Module] = []
+    channels = shape[0]
+    for width in (32, 64, 128):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+        layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        channels = width
+    last = 128 * (shape[1] // 8) * (shape[2] // 8)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(last, num_classes))

@@ -1,0 +1,322 @@
+"""Train a classifier by a plan, and record what a report needs."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from corrnoise import _checks as checks
+from corrnoise import _progress
+from corrnoise._progress import Progress
+from corrnoise.apps import models
+from corrnoise.apps.datasets import Data, Tensors, whole_batch
+from corrnoise.planning import Plan
+from corrnoise.records import Record, Run
+from corrnoise.torch import PrivacyEngine
+
+# How far the noise may move the weights, as a norm: rate·error·√d/batch. It lies between what won
+# on CIFAR-10 (under 4) and on digits (11 and more, benchmarks/digits.json).
+_MOVE = 8.0
+# An ε that is certified by draws takes seconds: it is computed this many times in a run.
+_CERTIFICATES = 4
+
+
+def default_rate(plan: Plan, clip_norm: float, num_parameters: int) -> float:
+    """A learning rate to begin with, for any mechanism: the noise moves the weights by 8.
+
+    The error of one weight is ``plan.error`` where learning rate, clip norm and divisor are 1.
+    """
+    return _MOVE * plan.divisor / (plan.error * clip_norm * num_parameters**0.5)
+
+
+def train(
+    plan: Plan,
+    data: Data,
+    *,
+    model: str | nn.Module = "auto",
+    learning_rate: float | None = None,
+    clip_norm: float = 1.0,
+    label: str | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    folder: str | Path | None = None,
+    key: str | Path | None = None,
+    max_physical_batch_size: int | None = None,
+    grad_sample_mode: Literal["hooks", "functorch", "ew", "ghost"] = "hooks",
+    schedule: Literal["constant", "linear"] = "constant",
+    average_last: float = 0.0,
+    track_epsilon: bool = True,
+    progress: Progress | bool | None = None,
+) -> Run:
+    """Train a model privately and evaluate it after every epoch.
+
+    Args:
+        plan: the noise and its guarantee; momentum and decay are those of its workload.
+        data: what to learn.
+        model: a name of ``models.build``, or a module of your own, whose frozen parameters stay as
+            they are.
+        learning_rate: ``default_rate`` if not given.
+        clip_norm: C, the largest norm of one example's gradient.
+        label: how the run is called; the mechanism's name by default.
+        seed: of the initial weights. Noise and batches come from a fresh key.
+        device: of torch.
+        folder: where the ledger is kept and a checkpoint is written after each epoch; a run that is
+            there is resumed.
+        key: the file that keeps the key of such a run; ``FOLDER.key``, beside the folder, by
+            default.
+        max_physical_batch_size: examples that go through the model at a time.
+        grad_sample_mode: how Opacus takes and clips gradients; "ghost" needs the least memory.
+        schedule: of the learning rate: "linear" lowers it step by step to 0.
+        average_last: the part of the steps at the end whose weights are averaged for evaluation;
+            0 evaluates the last weights. Neither this nor the schedule costs privacy.
+        track_epsilon: whether ε is computed during the run; where it is certified by draws, that
+            takes seconds and is done four times.
+        progress: called after each epoch with (steps taken, steps in all); True for a bar on the
+            terminal. The accuracies are in the records of the run.
+
+    Returns:
+        The record of the run, for tables and reports.
+    """
+    workload = plan.mechanism.workload
+    if workload.momentum is None or workload.decay is None:
+        raise ValueError(
+            f"plan must be for SGD with momentum and decay, got {workload!r}; "
+            "write a loop of your own with corrnoise.torch.PrivacyEngine"
+        )
+    clip_norm = checks.number("clip_norm", clip_norm, 0.0, open_low=True)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"device must be one that this machine has, got {device!r} without a CUDA GPU; "
+            "use 'cpu'"
+        )
+    name = model if isinstance(model, str) else type(model).__name__
+    if isinstance(model, str):
+        model = models.build(model, data.shape, data.num_classes, seed=seed)
+    net = model.to(device)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    size = sum(p.numel() for p in trained)
+    rate = default_rate(plan, clip_norm, size) if learning_rate is None else learning_rate
+    rate = checks.number("learning_rate", rate, 0.0, open_low=True)
+    checks.choice("schedule", schedule, ("constant", "linear"))
+    place = None if folder is None else Path(folder)
+    show = _progress.resolve(progress)
+    engine = _engine(place, key)
+    with closing(engine):
+        momentum, weight_decay = sgd_settings(workload.momentum, workload.decay, rate)
+        made = engine.make_private(
+            module=net,
+            optimizer=torch.optim.SGD(
+                trained, lr=rate, momentum=momentum, weight_decay=weight_decay
+            ),
+            data_loader=DataLoader(
+                data.train.to(device), batch_size=plan.batch_size, collate_fn=whole_batch
+            ),
+            max_grad_norm=clip_norm,
+            plan=plan,
+            grad_sample_mode=grad_sample_mode,
+        )
+        wrapped, optimizer, loader = made[0], made[1], made[-1]
+        criterion = made[2] if grad_sample_mode == "ghost" else nn.CrossEntropyLoss()
+        checkpoint = None if place is None else place / "checkpoint.pt"
+        average = Average(trained, plan.num_steps, average_last)
+        records: list[Record] = []
+        before = 0.0  # seconds of a run that was interrupted
+        if checkpoint is not None and checkpoint.exists():
+            found = engine.load_checkpoint(path=checkpoint, module=wrapped, optimizer=optimizer)
+            records = [Record(**record) for record in found["records"]]
+            average.load(found["average"])
+            before = found["seconds"]
+        test = data.test.to(device)
+        n, b = plan.num_steps, plan.participation.min_sep
+
+        def before_step() -> None:
+            if schedule == "linear":
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * (1.0 - engine.steps_taken / n)
+
+        def after_step() -> None:
+            if engine.steps_taken > average.num_steps:  # and not only a part of a batch
+                average.update()
+
+        # Of Opacus's hooks on the first layer, whose input needs no gradient.
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        start = time.perf_counter()
+        while engine.steps_taken < n:
+            loss = _epoch(
+                wrapped,
+                optimizer,
+                criterion,
+                loader,
+                max_physical_batch_size,
+                before_step,
+                after_step,
+            )
+            taken = engine.steps_taken
+            with average.weights():
+                test_loss, accuracy = evaluate(wrapped, test)
+            due = track_epsilon and (
+                not plan.sampling.certified
+                or (taken // b) % max(1, -(-n // b) // _CERTIFICATES) == 0
+                or taken == n
+            )
+            spent = engine.get_epsilon(plan.delta) if due else None
+            records.append(Record(taken, spent, loss, test_loss, accuracy))
+            if checkpoint is not None:
+                engine.save_checkpoint(
+                    path=checkpoint,
+                    module=wrapped,
+                    optimizer=optimizer,
+                    checkpoint_dict={
+                        "records": [vars(record) for record in records],
+                        "average": average.state(),
+                        "seconds": before + time.perf_counter() - start,
+                    },
+                )
+            if show is not None:
+                show(taken, n)
+        seconds = before + time.perf_counter() - start
+        optimizer.zero_grad()  # frees the gradients of single examples at once
+    return Run(
+        label=label or plan.mechanism.name,
+        plan=plan,
+        statement=engine.statement(),
+        records=tuple(records),
+        data={
+            "name": data.name,
+            "num_train": len(data.train),
+            "num_test": len(data.test),
+            "num_classes": data.num_classes,
+        },
+        model={"name": name, "num_parameters": size},
+        settings={
+            "learning_rate": rate,
+            "clip_norm": clip_norm,
+            "seed": seed,
+            "device": device,
+            "schedule": schedule,
+            "average_last": average_last,
+        },
+        seconds=seconds,
+    )
+
+
+def evaluate(net: nn.Module, data: Tensors, *, batch_size: int = 2048) -> tuple[float, float]:
+    """Mean loss and accuracy."""
+    net.eval()
+    loss, right = 0.0, 0
+    with torch.no_grad():
+        for start in range(0, len(data), batch_size):
+            y = data.labels[start : start + batch_size]
+            output = net(data.inputs[start : start + batch_size])
+            loss += float(nn.functional.cross_entropy(output, y, reduction="sum"))
+            right += int((output.argmax(dim=1) == y).sum())
+    net.train()
+    return loss / len(data), right / len(data)
+
+
+class Average:
+    """The mean of the weights over the last part of a run.
+
+    Attributes:
+        num_steps: the steps that it has seen.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], num_steps: int, part: float) -> None:
+        self._params = list(params)
+        self._first = num_steps - round(num_steps * checks.fraction("average_last", part))
+        self.num_steps, self._count = 0, 0
+        self._means = [p.detach().clone() for p in self._params]
+
+    def update(self) -> None:
+        """Take the weights after a step into account."""
+        self.num_steps += 1
+        if self.num_steps > self._first:
+            self._count += 1
+            with torch.no_grad():
+                for mean, param in zip(self._means, self._params, strict=True):
+                    mean.lerp_(param, 1.0 / self._count)
+
+    @contextmanager
+    def weights(self) -> Generator[None]:
+        """The model with its mean weights, where there are any; then with its own again."""
+        if not self._count:
+            yield
+            return
+        own = [p.detach().clone() for p in self._params]
+        self._put(self._means)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"step": self.num_steps, "count": self._count, "means": self._means}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """The inverse of ``state``."""
+        self.num_steps, self._count = state["step"], state["count"]
+        self._means = [
+            mean.to(p.device) for mean, p in zip(state["means"], self._params, strict=True)
+        ]
+
+    def _put(self, values: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for param, value in zip(self._params, values, strict=True):
+                param.copy_(value)
+
+
+def _epoch(
+    net: nn.Module,
+    optimizer: Any,
+    criterion: Any,
+    loader: Any,
+    most: int | None,
+    before_step: Callable[[], None],
+    after_step: Callable[[], None],
+) -> float:
+    """One pass over the loader; the mean loss."""
+    if most is not None:
+        from opacus.utils.batch_memory_manager import BatchMemoryManager
+
+        with BatchMemoryManager(
+            data_loader=loader, max_physical_batch_size=most, optimizer=optimizer
+        ) as parts:
+            return _epoch(net, optimizer, criterion, parts, None, before_step, after_step)
+    total = torch.zeros((), device=next(net.parameters()).device)
+    count = 0
+    for x, y in loader:
+        before_step()
+        optimizer.zero_grad()
+        loss = criterion(net(x), y)
+        loss.backward()
+        optimizer.step()
+        after_step()
+        if len(y):
+            total += loss.detach() * len(y)
+            count += len(y)
+    return float(total) / max(count, 1)
+
+
+def sgd_settings(momentum: float, decay: float, rate: float) -> tuple[float, float]:
+    """Momentum and weight decay of torch's SGD for a workload: the inverse of ``workload_of``.
+
+    With β and λ of torch, α + β′ = 1 + β - ηλ and α·β′ = β, so ηλ = (1 - α)(1 - β′).
+    """
+    return decay * momentum, (1.0 - decay) * (1.0 - momentum) / rate
+
+
+def _engine(folder: Path | None, key: str | Path | None) -> PrivacyEngine:
+    if folder is None:
+        return PrivacyEngine(key=key)
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = folder.with_name(folder.name + ".key") if key is None else Path(key)
+    return PrivacyEngine(key=beside, ledger=folder / "ledger")

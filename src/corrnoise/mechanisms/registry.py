@@ -1,0 +1,184 @@
+"""The registry of families: what differs between them is data of an entry.
+
+A family is a factory with a name, what its size means, what a planner tries of it, and how it is
+shown. Each stands in the file of its factory; ``register`` makes a new one known everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from corrnoise.mechanisms.mechanism import Mechanism
+from corrnoise.participation import Participation
+from corrnoise.workloads import Workload
+
+Size = int | Literal["best"] | None
+# What amplification by sampling favours in a strategy matrix: nothing; means of bins that are short
+# and far apart, so a C that forgets soon; few bands of C; or C = I alone.
+Amplification = Literal["none", "bins", "bands", "independent"]
+
+# What one unit of a size is called, in front of its number.
+_SYMBOLS = {"num_bands": "p", "num_buffers": "d"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a planner wants candidates for.
+
+    Attributes:
+        workload: A.
+        participation: n, b, k.
+        amplification: what the sampling favours.
+        epsilon: ε of the budget.
+        delta: its δ.
+        memory: the model-sized vectors that the noise may keep; ``None`` is no limit.
+        num_bands: this p alone, where the user asked for one.
+        named: whether the user asked for this family by name.
+    """
+
+    workload: Workload
+    participation: Participation
+    amplification: Amplification
+    epsilon: float
+    delta: float
+    memory: float | None = 0
+    num_bands: int | None = None
+    named: bool = False
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mechanism that has not been built yet.
+
+    Attributes:
+        size: of the family, as in ``Family.build``.
+        build: builds it.
+        note: what is special about it, to print behind its size.
+    """
+
+    size: int | None
+    build: Callable[[], Mechanism]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of mechanisms.
+
+    Attributes:
+        name: as users write it.
+        label: as one says it, for reports.
+        factory: from a workload, a participation and a size to a mechanism.
+        sizes: what a planner tries; nothing where the family is not worth its time.
+        size: what its size counts, by the name of the factory's argument; ``None`` for no size.
+        optional: whether the size may be left out.
+        usual: the size to take where the user names none.
+        extra: candidates beyond ``sizes``.
+    """
+
+    name: str
+    label: str
+    factory: Callable[[Workload, Participation, Size], Mechanism]
+    sizes: Callable[[Question], Iterable[int | None]]
+    size: Literal["num_bands", "num_buffers"] | None = None
+    optional: bool = False
+    usual: Callable[[Participation], int | None] = field(default=lambda participation: None)
+    extra: Callable[[Question], Iterable[Candidate]] = field(default=lambda question: ())
+
+    @property
+    def banded(self) -> bool:
+        """Whether its size is a number of bands that must be chosen."""
+        return self.size == "num_bands" and not self.optional
+
+    def build(
+        self, workload: Workload, participation: Participation, size: Size = None
+    ) -> Mechanism:
+        """The mechanism of this size."""
+        if self.size is None:
+            if size not in (None, 1):
+                raise ValueError(
+                    f"num_bands must be left out for {self.name}, which has no size, got {size}"
+                )
+            return self.factory(workload, participation, None)
+        if size is None and not self.optional:
+            raise ValueError(f"{self.size} must be given for {self.name}, got None; try 4")
+        return self.factory(workload, participation, size)
+
+    def candidates(self, question: Question) -> Iterable[Candidate]:
+        """What a planner tries, in the order of sizes."""
+        asked = question.num_bands is not None and self.banded
+        for size in [question.num_bands] if asked else self.sizes(question):
+            yield Candidate(
+                size,
+                lambda size=size: self.build(question.workload, question.participation, size),
+            )
+        yield from self.extra(question)
+
+    def title(self, size: int | None) -> str:
+        """Name and size, to print."""
+        return self.name + self._sized(size)
+
+    def shown(self, mechanism: Mechanism) -> str:
+        """Label and size of one of its mechanisms, for reports."""
+        size = None
+        if self.banded:
+            size = min(mechanism.strategy_bands, mechanism.noising_bands)
+        elif self.size == "num_buffers":
+            size = mechanism.num_buffers
+        return self.label + self._sized(size)
+
+    def _sized(self, size: int | None) -> str:
+        return "" if size is None or self.size is None else f" {_SYMBOLS[self.size]}={size}"
+
+
+_KNOWN: dict[str, Family] = {}
+
+
+def register(*families: Family) -> None:
+    """Make families known by their names, in place of those that had them."""
+    for family in families:
+        _KNOWN[family.name] = family
+
+
+def families() -> tuple[Family, ...]:
+    """All families, in the order in which they are shown."""
+    return tuple(_KNOWN.values())
+
+
+def names() -> tuple[str, ...]:
+    """The names of all families."""
+    return tuple(_KNOWN)
+
+
+def get(name: str) -> Family:
+    """The family of this name."""
+    if name not in _KNOWN:
+        raise ValueError(f"mechanism must be one of {', '.join(_KNOWN)}, got {name!r}")
+    return _KNOWN[name]
+
+
+def shown(mechanism: Mechanism) -> str:
+    """Family and size of any mechanism, as one says it."""
+    family = _KNOWN.get(mechanism.name)
+    return mechanism.name if family is None else family.shown(mechanism)
+
+
+def build(
+    name: str, workload: Workload, participation: Participation, size: Size = None
+) -> Mechanism:
+    """The mechanism of this name: for what is chosen at run time.
+
+    Args:
+        name: one of ``names()``.
+        workload: A.
+        participation: n, b, k; the closed forms do not look at it.
+        size: p of the banded families ("best" for BISR alone) and of "dense", where it may be
+            left out; the number of buffers of "blt"; nothing for "dp_sgd".
+
+    >>> import corrnoise as cn
+    >>> build("bisr", cn.workloads.prefix_sum(100), cn.Participation(100, 25, 4), 4)
+    bisr(prefix_sum(100), num_bands=4)
+    """
+    return get(name).build(workload, participation, size)

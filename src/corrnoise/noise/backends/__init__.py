@@ -1,0 +1,1 @@
+"""Where noise is added: NumPy arrays and torch tensors in main memory, and CUDA tensors."""

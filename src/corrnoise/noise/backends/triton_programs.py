@@ -1,0 +1,171 @@
+# pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
+# ruff: noqa: RUF005
+"""The kernels that ``triton_backend`` launches; one program is one tile of one tensor."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from corrnoise.noise.backends.triton_kernel import (
+    add16,
+    axpy,
+    chacha_block,
+    load16,
+    load_key,
+    locate,
+    normals,
+    plus16,
+    store16,
+    zeros16,
+)
+
+# Values that change from call to call, and the key: none of them may shape the compiled code.
+OPEN = [*(f"k{i}" for i in range(8)), "step", "stream_id", "count", "scale"]
+
+
+@triton.jit
+def block_words(key, counter, word13, step, stream_id, ROUNDS: tl.constexpr):
+    """The 16 words of each lane at a step."""
+    tail = counter, word13, step.to(tl.uint32, bitcast=True), stream_id.to(tl.uint32, bitcast=True)
+    return chacha_block(key, tail, ROUNDS)
+
+
+@triton.jit
+def draw(weight, key, counter, word13, step, stream_id, ROUNDS: tl.constexpr, FAST: tl.constexpr):
+    """The 16 normals of each lane at a step, times a weight."""
+    words = block_words(key, counter, word13, step, stream_id, ROUNDS)
+    return normals(words, weight, FAST)
+
+
+@triton.jit(do_not_specialize=OPEN)
+def add_weighted(
+    table, owners, weights, count, scale, step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
+    DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Gradient += scale·Σ_t weights[t]·z[step + t] for t < count: one read, one write."""
+    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
+    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
+    noise = zeros16(BLOCK)
+    for _ in range(count):
+        weight = tl.load(weights) * scale
+        z = draw(weight, key, counter, word13, step, stream_id, ROUNDS, FAST)
+        noise = plus16(z, noise)
+        weights, step = weights + 1, step + 1
+    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+
+
+@triton.jit(do_not_specialize=[*OPEN, "use", "stride"])
+def add_lookahead(
+    table, owners, weights, count, scale, use, state, stride,
+    step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
+    ROWS: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """Rows Σ_t weights[t, r]·z[step + t], r < ROWS: row ``use`` is added, rows 1, … are stored."""
+    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
+    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
+    sums = ()
+    for _r in tl.static_range(ROWS):
+        sums = sums + (zeros16(BLOCK),)
+    for t in range(count):
+        z = draw(1.0, key, counter, word13, step + t, stream_id, ROUNDS, FAST)
+        new = ()
+        for r in tl.static_range(ROWS):
+            new = new + (axpy(tl.load(weights + t * ROWS + r), z, sums[r]),)
+        sums = new
+    here = tl.load(row + 4) + start
+    noise = zeros16(BLOCK)
+    for r in tl.static_range(ROWS):
+        if r > 0:
+            store16(state + (r - 1) * stride.to(tl.int64) + here, sums[r], low, high, BLOCK, False)
+        noise = axpy(tl.where(use == r, scale, 0.0), sums[r], noise)
+    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+
+
+@triton.jit(do_not_specialize=["scale"])
+def add_stored(table, owners, vector, scale, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
+    """Gradient += scale·vector."""
+    row, start, low, high, _, _ = locate(table, owners, BLOCK, False)
+    noise = load16(vector + tl.load(row + 4) + start, low, high, BLOCK, False)
+    noise = axpy(scale, noise, zeros16(BLOCK))
+    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+
+
+@triton.jit(do_not_specialize=[*OPEN, "stride"])
+def add_filtered(
+    table, owners, coefs, shapes, weights, count, scale, state, stride,
+    step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
+    SECTIONS: tl.constexpr, RECURSIVE: tl.constexpr, WRITE: tl.constexpr, DTYPE: tl.constexpr,
+    BLOCK: tl.constexpr, FAR: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr,
+):  # fmt: skip
+    """z[step] through the sections of ``filters``; the state moves on, the output is added.
+
+    ``shapes`` has (s, slot, first state vector, first coefficient) of each section, with
+    slot = step mod s; its coefficients are gain, direct, s of feedback, s of output. ``weights``
+    has one for each of ``count`` z before the past of the first section, which are made again, and
+    then a 0, for z[step] itself. Unless RECURSIVE, all feedback is 0.
+    """
+    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
+    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
+    x, before = zeros16(BLOCK), zeros16(BLOCK)
+    oldest = step - tl.load(shapes) - count
+    for t in range(count + 1):
+        at = tl.where(t == count, step, oldest + t)
+        x = draw(1.0, key, counter, word13, at, stream_id, ROUNDS, FAST)
+        before = axpy(tl.load(weights + t), x, before)
+    here = state + tl.load(row + 4) + start
+    pointer = tl.load(row).to(tl.pointer_type(DTYPE)) + start
+    if (low == 0) & (high == 16 * BLOCK):
+        run_sections(
+            pointer, here, x, before, coefs, shapes, scale, stride, low, high,
+            SECTIONS, RECURSIVE, WRITE, BLOCK, True,
+        )  # fmt: skip
+    else:
+        run_sections(
+            pointer, here, x, before, coefs, shapes, scale, stride, low, high,
+            SECTIONS, RECURSIVE, WRITE, BLOCK, False,
+        )  # fmt: skip
+
+
+@triton.jit
+def run_sections(
+    pointer, here, x, before, coefs, shapes, scale, stride, low, high,
+    SECTIONS: tl.constexpr, RECURSIVE: tl.constexpr, WRITE: tl.constexpr,
+    BLOCK: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """What ``add_filtered`` does with memory; the first section's output begins at ``before``."""
+    for k in tl.static_range(SECTIONS):
+        s, slot = tl.load(shapes + 4 * k), tl.load(shapes + 4 * k + 1)
+        past = here + tl.load(shapes + 4 * k + 2).to(tl.int64) * stride
+        coef = coefs + tl.load(shapes + 4 * k + 3)
+        w, y = zeros16(BLOCK), before if k == 0 else zeros16(BLOCK)
+        for t in range(s):
+            at = slot + t
+            at = tl.where(at >= s, at - s, at)
+            v = load16(past + at.to(tl.int64) * stride, low, high, BLOCK, WHOLE)
+            if RECURSIVE:
+                w = axpy(tl.load(coef + 2 + t), v, w)
+            y = axpy(tl.load(coef + 2 + s + t), v, y)
+        w = axpy(tl.load(coef), x, w)
+        x = axpy(tl.load(coef + 1), x, y)
+        if s > 0:
+            store16(past + slot.to(tl.int64) * stride, w, low, high, BLOCK, WHOLE)
+    if WRITE:
+        sums = axpy(scale, x, load16(pointer, low, high, BLOCK, WHOLE))
+        store16(pointer, sums, low, high, BLOCK, WHOLE)
+
+
+@triton.jit(do_not_specialize=OPEN)
+def write_words(
+    table, owners, step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
+    BLOCK: tl.constexpr, ROUNDS: tl.constexpr,
+):  # fmt: skip
+    """The words themselves into int32 tensors: for tests against the specification."""
+    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, True)
+    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
+    words = block_words(key, counter, word13, step, stream_id, ROUNDS)
+    pointer = tl.load(row).to(tl.pointer_type(tl.uint32)) + start
+    store16(pointer, words, low, high, BLOCK, False)

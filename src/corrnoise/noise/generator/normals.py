@@ -1,0 +1,106 @@
+r"""Standard normals from keystream words: Box-Muller with a 40-bit radius and a 24-bit angle.
+
+The 512 indices of a group share 32 ChaCha blocks. Index i = 512g + 32j + l takes word j of block
+32g + l, so that 32 neighbouring indices are 32 blocks side by side: a GPU warp that makes one
+block per lane reads and writes its gradient in whole lines, and NumPy sees long rows. Word j < 8
+of a block, R, pairs with word j + 8, A, of the same block:
+
+    u = (256·R + (A mod 256) + 1/2) / 2^40,      radius = √(-2 ln u)
+    θ = π·(2·⌊A/256⌋ + 1) / 2^24,                z[j] = radius·cos θ,   z[j + 8] = radius·sin θ
+
+The radius ends at √(82 ln 2) = 7.54; a normal pair is beyond it with probability 2^-41.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise.noise.generator.chacha import Words
+
+GROUP_BLOCKS = 32
+GROUP = 16 * GROUP_BLOCKS
+LARGEST_RADIUS = math.sqrt(82 * math.log(2))
+
+Normals = npt.NDArray[np.float32]
+
+_HALF = GROUP // 2
+_F = np.float32
+_LOW, _HIGH, _MIDDLE = np.uint32(0xFF), np.uint32(0xFFFFFF00), np.uint32(0x80)
+
+
+def arrange(raw: Words, out: Words) -> None:
+    """Bring the keystream of whole groups into the order of the indices."""
+    groups = raw.size // GROUP
+    blocks = raw.reshape(groups, GROUP_BLOCKS, 16)
+    np.copyto(out.reshape(groups, 16, GROUP_BLOCKS), blocks.transpose(0, 2, 1))
+
+
+def box_muller_exact(words: Words) -> npt.NDArray[np.float64]:
+    """The definition, in float64, on the words of whole groups in the order of the indices."""
+    pair = words.reshape(-1, 2, _HALF)
+    radius_word, angle_word = pair[:, 0].astype(np.float64), pair[:, 1]
+    low = (angle_word & _LOW).astype(np.float64)
+    u = (256.0 * radius_word + low + 0.5) / 2.0**40  # exact: 41 bits
+    radius = np.sqrt(-2.0 * np.log(u))
+    theta = (2.0 * (angle_word.view(np.int32) >> 8).astype(np.float64) + 1.0) * (math.pi / 2.0**24)
+    return np.stack([radius * np.cos(theta), radius * np.sin(theta)], axis=1).reshape(-1)
+
+
+def box_muller(words: Words, out: Normals, scratch: Scratch) -> None:
+    """The same in float32, accurate to 2^-21 of the radius, with no allocation.
+
+    ``f`` is u, or u - 1 where the radius word's top bit is set: read as a signed number the word
+    is exact at both ends, u near 0 (the tail) and u near 1 (the centre). There 1 + f is rounded,
+    and the part lost is added to the logarithm: ln(1 + f) = ln w + (f - (w - 1)) + O(2^-24 ln w).
+    Only whole groups are computed, so a normal does not depend on the slice that asks for it.
+    """
+    groups = words.size // GROUP
+    pair = words.reshape(groups, 2, _HALF)
+    f, x, y, integer = scratch.views(groups)
+    # f = (R + (low + 1/2)/256)/2^32, R signed
+    np.bitwise_and(pair[:, 1], _LOW, out=integer)
+    np.copyto(x, integer.view(np.int32), casting="unsafe")
+    np.multiply(x, _F(2.0**-40), out=x)
+    np.add(x, _F(2.0**-41), out=x)
+    np.copyto(f, pair[:, 0].view(np.int32), casting="unsafe")
+    np.multiply(f, _F(2.0**-32), out=f)
+    np.add(f, x, out=f)
+    # y = √(-2 ln u)
+    np.floor(f, out=x)  # -1 or 0
+    np.subtract(f, x, out=y)  # w
+    np.add(x, y, out=x)  # w - 1 or w, exact
+    np.subtract(f, x, out=x)  # what rounding took from w, exact
+    np.log(y, out=y)
+    np.add(y, x, out=y)
+    np.multiply(y, _F(-2.0), out=y)
+    np.sqrt(y, out=y)
+    # f = θ: the angle word with its low byte set to one half of 256, signed, is exact in float32
+    np.bitwise_and(pair[:, 1], _HIGH, out=integer)
+    np.bitwise_or(integer, _MIDDLE, out=integer)
+    np.copyto(f, integer.view(np.int32), casting="unsafe")
+    np.multiply(f, _F(math.pi * 2.0**-31), out=f)
+    result = out.reshape(groups, 2, _HALF)
+    np.cos(f, out=x)
+    np.multiply(x, y, out=result[:, 0])
+    np.sin(f, out=x)
+    np.multiply(x, y, out=result[:, 1])
+
+
+class Scratch:
+    """Room for ``box_muller``, beside ``spare`` words that it may overwrite: 6 bytes a word.
+
+    The results may be written over the same spare words.
+    """
+
+    def __init__(self, spare: Words) -> None:
+        self._floats = [np.empty(spare.size // 2, dtype=np.float32) for _ in range(3)]
+        self._integers = spare[: spare.size // 2]
+
+    def views(self, groups: int) -> tuple[Normals, Normals, Normals, Words]:
+        """Three float arrays and one of integers, each of shape (groups, 256)."""
+        size = groups * _HALF
+        f, x, y = (array[:size].reshape(groups, _HALF) for array in self._floats)
+        return f, x, y, self._integers[:size].reshape(groups, _HALF)

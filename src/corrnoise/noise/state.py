@@ -1,0 +1,62 @@
+"""What a checkpoint says of the noise: which run it belongs to, and a recursion's state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from corrnoise import _checks as checks
+from corrnoise._formats import FORMATS
+from corrnoise.noise.backends.cpu import Layout, as_array
+from corrnoise.noise.filtering.filters import Filter
+from corrnoise.noise.filtering.scheme import Scheme
+from corrnoise.noise.generator.normals import Normals
+from corrnoise.noise.generator.stream import NoiseStream
+
+
+@dataclass(frozen=True, eq=False)
+class Restored:
+    """A recursion's state: the next step, and the vectors with their layout if they were kept."""
+
+    step: int
+    layout: Layout
+    vectors: Normals | None
+
+
+def identity(stream: NoiseStream, spec: Filter) -> dict[str, Any]:
+    """What must agree between two runs for their noise to be the same; never the key itself."""
+    return {
+        "format": FORMATS["noise state"],
+        "key_fingerprint": stream.key.fingerprint,
+        "stream": stream.stream,
+        "rounds": stream.rounds,
+        "num_steps": spec.num_steps,
+        "mechanism_digest": spec.mechanism.fingerprint,
+    }
+
+
+def check_identity(data: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise unless the state belongs to this run."""
+    for name, value in expected.items():
+        if data.get(name) != value:
+            raise ValueError(
+                f"state must have {name}={value!r} like this noise, got {data.get(name)!r}; "
+                "load the checkpoint of this run, or build the noise as that run did"
+            )
+
+
+def restore(data: Mapping[str, Any], scheme: Scheme, num_steps: int) -> Restored:
+    """Check a recursion's state and copy it."""
+    step = checks.integer("next_step", data["next_step"], 0, num_steps)
+    layout = tuple((int(offset), int(size)) for offset, size in data["layout"])
+    vectors = data["state"]
+    if vectors is None:
+        return Restored(step, layout, None)
+    shape = (scheme.num_vectors, sum(size for _, size in layout))
+    if tuple(vectors.shape) != shape:
+        raise ValueError(
+            f"state must have shape {shape}, got {tuple(vectors.shape)}; it is damaged: "
+            "load another checkpoint"
+        )
+    return Restored(step, layout, as_array(vectors))

@@ -1,0 +1,256 @@
+"""A plan: everything that a training run has to know, and the alternatives considered."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from corrnoise import _checks as checks
+from corrnoise import _formats, _tables
+from corrnoise._rounding import rounded_down, rounded_up
+from corrnoise.mechanisms import Mechanism
+from corrnoise.noise import Key, Scheme
+from corrnoise.noise.filtering.filters import Filter
+from corrnoise.noise.filtering.scheme import choose
+from corrnoise.noise.generator.stream import check_rounds
+from corrnoise.participation import Participation
+from corrnoise.samplings import Batches, Calibration, Sampling
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One mechanism that a plan looked at.
+
+    Attributes:
+        label: family, size and what it was tuned for.
+        name: the family.
+        num_bands: p; ``None`` for families that have no bands.
+        noise_multiplier: that the budget asks for; ``None`` where the sampling has no analysis.
+        error: expected, per unit of clip norm, at that noise.
+        kind: what the noise is: "exact", "bound" or "certified" as in ``Calibration``, or
+            "estimate", which promises nothing and only ranks.
+        scheme: how its past noise is kept within the memory of the plan.
+        step_cost: time of its noise in a step, relative to independent noise (DP-SGD).
+        reason: why it cannot be chosen; "" where it can.
+    """
+
+    label: str
+    name: str
+    num_bands: int | None
+    noise_multiplier: float | None = None
+    error: float | None = None
+    kind: Literal["exact", "bound", "certified", "estimate"] | None = None
+    scheme: Scheme | None = None
+    step_cost: float | None = None
+    reason: str = ""
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Alternative:
+        """The inverse of ``dataclasses.asdict``."""
+        given: dict[str, Any] = dict(data)
+        if given["scheme"]:
+            given["scheme"] = Scheme(**given["scheme"])
+        return Alternative(**given)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A mechanism, its calibrated noise, and the run that they are for.
+
+    ``Plan(num_examples=…, batch_size=…, calibration=…)`` is enough; ``corrnoise.plan`` fills in the
+    rest. It turns into JSON and back to the last bit.
+
+    Attributes:
+        num_examples: size of the dataset.
+        batch_size: as declared; with ``num_examples`` it gives b, the steps of an epoch.
+        calibration: mechanism, participation, sampling, noise, ε and δ, and how they are proven.
+        lower_bound: no factorization can have a smaller ``error`` at this budget and sampling
+            (``Sampling.least_error``); ``None`` where no bound is known.
+        alternatives: all that was considered, least error first, the chosen one among them.
+        choice: the place of the chosen one among the alternatives; ``None`` without any.
+        num_parameters: of the model, if known.
+        memory: model-sized float32 vectors that the noise may keep, as in ``CorrelatedNoise``.
+        rounds: of ChaCha.
+    """
+
+    num_examples: int
+    batch_size: int
+    calibration: Calibration
+    lower_bound: float | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    choice: int | None = None
+    num_parameters: int | None = None
+    memory: float = 0
+    rounds: int = 20
+
+    def __post_init__(self) -> None:
+        checks.integer("num_examples", self.num_examples, 1)
+        checks.integer("batch_size", self.batch_size, 1, self.num_examples, "at most num_examples")
+        if self.num_parameters is not None:
+            checks.integer("num_parameters", self.num_parameters, 1)
+        if self.choice is not None:
+            checks.integer("choice", self.choice, 0, len(self.alternatives) - 1)
+        checks.number("memory", self.memory, 0.0)
+        check_rounds(self.rounds)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The factorization, with the float32 coefficients that run."""
+        return self.calibration.mechanism
+
+    @property
+    def participation(self) -> Participation:
+        """n, b, k."""
+        return self.calibration.participation
+
+    @property
+    def sampling(self) -> Sampling:
+        """How batches are drawn."""
+        return self.calibration.sampling
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps, n."""
+        return self.participation.num_steps
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The standard deviation of Z over the clip norm."""
+        return self.calibration.noise_multiplier
+
+    @property
+    def expected_batch(self) -> float:
+        """The expected number of examples in a batch: num_examples/b for most samplings."""
+        return float(self.num_examples * self.sampling.rate(self.participation))
+
+    @property
+    def divisor(self) -> int:
+        """What sums of gradients are divided by: ``expected_batch``, rounded down, at least 1."""
+        return max(1, math.floor(self.num_examples * self.sampling.rate(self.participation)))
+
+    def batches(self, key: Key, *, shuffled: bool = False) -> Batches:
+        """The batches that the plan was priced for, drawn from a key; see ``Sampling.batches``."""
+        return self.sampling.batches(
+            self.num_examples, self.participation, self.mechanism, key, shuffled=shuffled
+        )
+
+    @property
+    def chosen(self) -> Alternative | None:
+        """The alternative that the plan is; ``None`` where it was not chosen among any."""
+        return None if self.choice is None else self.alternatives[self.choice]
+
+    @property
+    def epsilon(self) -> float:
+        """The ε of the whole run."""
+        return self.calibration.epsilon
+
+    @property
+    def delta(self) -> float:
+        """The δ of the whole run."""
+        return self.calibration.delta
+
+    @property
+    def error(self) -> float:
+        """Root mean squared error that the noise leaves in the iterates, per unit of clip norm."""
+        return self.calibration.error
+
+    @property
+    def efficiency(self) -> float | None:
+        """``lower_bound / error``, at most 1; ``None`` where no bound is known."""
+        return None if self.lower_bound is None else self.lower_bound / self.error
+
+    @property
+    def scheme(self) -> Scheme:
+        """How past noise is kept: the fastest way within ``memory``."""
+        return choose(Filter.of(self.mechanism), self.memory, self.rounds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; "error", "efficiency" and "scheme" are there to be read."""
+        fields = {
+            "num_examples": self.num_examples,
+            "batch_size": self.batch_size,
+            "error": self.error,
+            "lower_bound": self.lower_bound,
+            "efficiency": self.efficiency,
+            "scheme": asdict(self.scheme),
+            "num_parameters": self.num_parameters,
+            "memory": self.memory,
+            "rounds": self.rounds,
+            "calibration": self.calibration.to_dict(),
+            "alternatives": [asdict(alternative) for alternative in self.alternatives],
+            "choice": self.choice,
+        }
+        return _formats.stamped("plan", fields)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Plan:
+        """The inverse of ``to_dict``."""
+        data = _formats.opened("plan", data)
+        given = {f.name: data[f.name] for f in fields(Plan)}
+        given["calibration"] = Calibration.from_dict(data["calibration"])
+        given["alternatives"] = tuple(map(Alternative.from_dict, data["alternatives"]))
+        return Plan(**given)
+
+    def to_json(self) -> str:
+        """``to_dict`` as JSON."""
+        return json.dumps(self.to_dict())
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """The inverse of ``to_json``: an equal plan, to the last bit."""
+        return Plan.from_dict(json.loads(text))
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.mechanism!r}, num_examples={self.num_examples}, "
+            f"batch_size={self.batch_size}, {self.calibration!r}, error={self.error:.4g})"
+        )
+
+    def __str__(self) -> str:
+        table = self.table()
+        return f"{self.summary}\n\n{table}" if table else self.summary
+
+    @property
+    def summary(self) -> str:
+        """What the plan guarantees and costs, in five lines."""
+        c, scheme = self.calibration, self.scheme
+        k, b = self.participation.max_participations, self.participation.min_sep
+        kept = scheme.num_vectors
+        state = f"{kept} model-sized vectors kept" if kept else "no state"
+        if kept and self.num_parameters:
+            state += f" ({scheme.state_bytes(self.num_parameters) / 2**20:,.1f} MiB)"
+        budget = f"({rounded_up(c.epsilon)}, {rounded_up(c.delta, 3)})"
+        lines = [
+            f"mechanism   {self.mechanism!r}",
+            f"privacy     {budget}-DP, {c.assurance}; unit: one {c.unit}, {c.neighbours}",
+            f"sampling    {c.sampling}: {self.num_steps} steps, each example at most {k} times, "
+            f"{b} steps apart; {self.expected_batch:.4g} of {self.num_examples:,} examples "
+            "expected in a batch",
+            f"noise       multiplier {rounded_up(c.noise_multiplier)}; {scheme.kind}, "
+            f"{scheme.draws_per_step:g} draws a step, {state}",
+            f"error       {self.error:.4g} per unit of clip norm",
+        ]
+        if self.lower_bound is not None:
+            lines[-1] += f"; no factorization can be below {rounded_down(self.lower_bound)} here"
+        return "\n".join(lines)
+
+    def table(self) -> str:
+        """The alternatives considered, as text; "" where there were none."""
+        if not self.alternatives:
+            return ""
+        columns = ["alternatives", "error", "noise", "kind", "time", ""]
+        rows = [
+            [
+                a.label + (" (chosen)" if a is self.chosen else ""),
+                "" if a.error is None else f"{a.error:.4g}",
+                "" if a.noise_multiplier is None else rounded_up(a.noise_multiplier, 4),
+                a.kind or "",
+                "" if a.step_cost is None else f"{a.step_cost:.1f}",
+                a.reason,
+            ]
+            for a in self.alternatives
+        ]
+        return _tables.text(columns, rows, left=(0, 3, 5))

@@ -1,0 +1,7 @@
+"""What a run leaves behind: the ledger of released steps, the privacy statement, the record."""
+
+from corrnoise.records.ledger import Ledger, read_entries
+from corrnoise.records.run import Record, Run
+from corrnoise.records.statement import Statement
+
+__all__ = ["Ledger", "Record", "Run", "Statement", "read_entries"]

@@ -1,0 +1,222 @@
+"""The privacy statement of a run, on one page: for a reviewer to read, and to recompute."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+from corrnoise import _formats
+from corrnoise._rounding import rounded_up
+from corrnoise._version import __version__
+from corrnoise.planning import Plan
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A privacy statement of a run, or of a plan that no run has kept yet, as text or JSON.
+
+    Attributes:
+        epsilon: ε of what was released so far, at ``delta``.
+        planned_epsilon: ε of the whole run; what to quote where the stop depended on results.
+        kind: "exact", "bound" or "certified", as in ``Calibration``.
+        failure_probability: of the certificate; 0 unless certified.
+        steps_taken: the steps released; for a plan, all that it allows.
+        clip_norm: C, the largest norm of one example's gradient; ``None`` for a plan, which leaves
+            it to the run.
+        noise_multiplier: the standard deviation of z over C.
+        expected_batch: the expected number of examples in a batch.
+        divisor: what sums of gradients are divided by.
+        sensitivity: of the strategy matrix, and whether it is exact.
+        versions: of the software that made the numbers.
+    """
+
+    epsilon: float
+    delta: float
+    planned_epsilon: float
+    kind: str
+    failure_probability: float
+    epsilon_without_sampling: float | None
+    unit: str
+    neighbours: str
+    mechanism: str
+    num_steps: int
+    steps_taken: int
+    min_sep: int
+    max_participations: int
+    num_examples: int
+    expected_batch: float
+    divisor: int
+    sampling: str
+    accountant: str
+    clip_norm: float | None
+    noise_multiplier: float
+    sensitivity: float
+    sensitivity_exact: bool
+    noise_source: str
+    key_fingerprint: str | None
+    run_id: str | None
+    versions: dict[str, str]
+
+    @staticmethod
+    def of(
+        plan: Plan,
+        *,
+        clip_norm: float | None = None,
+        steps_taken: int | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        noise_source: str = "ChaCha20 keystream, Box-Muller",
+        key_fingerprint: str | None = None,
+        run_id: str | None = None,
+    ) -> Statement:
+        """The statement of a plan, or of a run of it that took some steps.
+
+        Args:
+            plan: what was planned.
+            clip_norm: C of the run; ``None`` for the statement of the plan itself.
+            steps_taken: all by default.
+            epsilon: what these steps spent; the whole run's by default.
+            delta: at which; the plan's by default.
+            noise_source: where the normals come from.
+            key_fingerprint: of the noise key.
+            run_id: of the run.
+        """
+        what, part = plan.calibration, plan.participation
+        found = plan.mechanism.sensitivity(part)
+        return Statement(
+            epsilon=what.epsilon if epsilon is None else epsilon,
+            delta=what.delta if delta is None else delta,
+            planned_epsilon=what.epsilon,
+            kind=what.kind,
+            failure_probability=what.failure_probability,
+            epsilon_without_sampling=what.epsilon_without_sampling,
+            unit=what.unit,
+            neighbours=what.neighbours,
+            mechanism=repr(plan.mechanism),
+            num_steps=part.num_steps,
+            steps_taken=part.num_steps if steps_taken is None else steps_taken,
+            min_sep=part.min_sep,
+            max_participations=part.max_participations,
+            num_examples=plan.num_examples,
+            expected_batch=plan.expected_batch,
+            divisor=plan.divisor,
+            sampling=what.sampling.sentence,
+            accountant=what.sampling.accountant,
+            clip_norm=clip_norm,
+            noise_multiplier=what.noise_multiplier,
+            sensitivity=found.value,
+            sensitivity_exact=found.exact,
+            noise_source=noise_source,
+            key_fingerprint=key_fingerprint,
+            run_id=run_id,
+            versions=versions(),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return _formats.stamped("statement", asdict(self))
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Statement:
+        """The inverse of ``to_dict``."""
+        return Statement(**_formats.opened("statement", data))
+
+    def to_json(self) -> str:
+        """``to_dict`` as JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @property
+    def headline(self) -> str:
+        """The guarantee in one sentence, its ε and δ rounded up."""
+        what = "Training by this plan" if self.clip_norm is None else "This training"
+        budget = f"({rounded_up(self.epsilon)}, {rounded_up(self.delta, 3)})"
+        return f"{what} is {budget}-differentially private."
+
+    @property
+    def assurance(self) -> str:
+        """What kind of number ε is."""
+        return {
+            "exact": "exact",
+            "bound": "a proven upper bound",
+            "certified": "an upper bound, certified by sampling; it fails with probability at "
+            f"most {self.failure_probability:g}",
+        }[self.kind]
+
+    @property
+    def caveats(self) -> str:
+        """What the guarantee assumes, and what it does not cover."""
+        return (
+            "It assumes arithmetic without rounding and untruncated normals (those of the "
+            "stream end at 7.54 standard deviations), a key that nobody else has, and a number of "
+            "steps that was not chosen by looking at the results (else quote the whole run). It does not "
+            "cover other uses of the data, such as a search for hyperparameters."
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What the guarantee rests on: a name and a value each."""
+        course = [
+            ("Steps", f"{self.steps_taken} of {self.num_steps} released"),
+            ("Whole run", f"ε = {rounded_up(self.planned_epsilon)} at the plan's δ"),
+        ]
+        if self.clip_norm is None:
+            course = [("Steps", f"{self.num_steps}, none released yet")]
+        rows = [
+            ("Unit", f"one {self.unit}; neighbouring datasets: {self.neighbours}"),
+            ("ε is", self.assurance),
+            *course,
+            (
+                "Participation",
+                f"at most {self.max_participations} times (k), at least {self.min_sep} steps (b) "
+                "apart",
+            ),
+            ("Sampling", self.sampling),
+            (
+                "Dataset",
+                f"{self.num_examples:,} examples, {self.expected_batch:.4g} expected in a batch; "
+                f"sums of gradients are divided by {self.divisor}",
+            ),
+            ("Mechanism", self.mechanism),
+            (
+                "Sensitivity of C",
+                f"{rounded_up(self.sensitivity, 6)}, "
+                f"{'exact' if self.sensitivity_exact else 'upper bound'}",
+            ),
+            ("Clip norm", "left to the run" if self.clip_norm is None else f"{self.clip_norm:g}"),
+            ("Noise", f"standard deviation {rounded_up(self.noise_multiplier, 6)} × clip norm"),
+            ("Noise source", self.noise_source),
+            ("Accountant", self.accountant),
+        ]
+        if self.epsilon_without_sampling is not None:
+            surely = rounded_up(self.epsilon_without_sampling)
+            rows.append(("With certainty", f"ε = {surely} for the whole run"))
+        if self.key_fingerprint:
+            rows.append(("Key", f"fingerprint {self.key_fingerprint}"))
+        if self.run_id:
+            rows.append(("Run", self.run_id))
+        rows.append(("Versions", ", ".join(f"{k} {v}" for k, v in self.versions.items())))
+        return rows
+
+    def to_text(self) -> str:
+        """One page for a person."""
+        rows = self.rows()
+        width = max(len(name) for name, _ in rows)
+        body = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+        return f"{self.headline}\n\n{body}\n\n{textwrap.fill(self.caveats, 88)}\n"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers came from."""
+    found = {"python": platform.python_version(), "corrnoise": __version__}
+    for name in ("numpy", "scipy", "torch", "opacus", "dp_accounting"):
+        if name in sys.modules:
+            try:
+                found[name] = metadata.version(name.replace("_", "-"))
+            except metadata.PackageNotFoundError:
+                found[name] = getattr(sys.modules[name], "__version__", "unknown")
+    return found

@@ -1,0 +1,40 @@
+"""Samplings: how the batches of a run are drawn, and what that costs in privacy.
+
+    fixed            the dataset is cut once into b parts; step i takes part i mod b
+    balls-in-bins    each example falls into one of b bins, uniformly; step i takes bin i mod b
+    poisson          each example takes part in each step with probability 1/b
+    cyclic-poisson   each example falls into one of p groups; step i takes group i mod p, each of
+                     its examples with probability p/b
+
+``docs/extending.md`` adds one.
+"""
+
+from corrnoise.samplings.balls_in_bins import BALLS_IN_BINS
+from corrnoise.samplings.batches import Batches, random_words
+from corrnoise.samplings.calibration import Calibration
+from corrnoise.samplings.fixed import FIXED
+from corrnoise.samplings.functions import ASSUMED, DRAWN, account, calibrate
+from corrnoise.samplings.poisson import CYCLIC_POISSON, POISSON
+from corrnoise.samplings.sampling import Sampling, get, names, objections, register, require
+
+register(FIXED, BALLS_IN_BINS, POISSON, CYCLIC_POISSON)
+
+__all__ = [
+    "ASSUMED",
+    "BALLS_IN_BINS",
+    "CYCLIC_POISSON",
+    "DRAWN",
+    "FIXED",
+    "POISSON",
+    "Batches",
+    "Calibration",
+    "Sampling",
+    "account",
+    "calibrate",
+    "get",
+    "names",
+    "objections",
+    "random_words",
+    "register",
+    "require",
+]

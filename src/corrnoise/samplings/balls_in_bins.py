@@ -1,0 +1,182 @@
+"""Balls-in-bins: each example falls into one of b bins, and step i takes bin i mod b."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from corrnoise.accounting import Draws, Estimate, bins, certificates, gaussian, renyi
+from corrnoise.accounting.bins import Bins
+from corrnoise.bounds import lower_bound
+from corrnoise.mechanisms import Mechanism
+from corrnoise.mechanisms.registry import Amplification
+from corrnoise.noise import Key
+from corrnoise.participation import Participation
+from corrnoise.samplings.batches import Batches, random_words
+from corrnoise.samplings.calibration import Calibration
+from corrnoise.samplings.sampling import Sampling, delta_rounded_up
+from corrnoise.workloads import Workload
+
+
+@dataclass(frozen=True)
+class BallsInBins(Sampling):
+    r"""Balls-in-bins, certified by importance sampling (``corrnoise.accounting.balls_in_bins``).
+
+    Valid for C ≥ 0 where every bin is used as often as the steps allow. The bins of the batches
+    are uniform up to a statistical distance of b/2^64 for each example.
+
+    ``least_error``: with the example the output is P = (1/b) Σ_j N(CU_j, σ²), without it
+    Q = N(0, σ²). P ≥ N(CU_j, σ²)/b, so for every set S
+
+        P(S) - e^ε Q(S) ≥ (1/b)·(N(CU_j, σ²)(S) - b·e^ε Q(S)),
+
+    and the best S gives δ ≥ δ_Gauss(ε + log b, ‖CU_j‖/σ)/b. Hence ‖CU_j‖ ≤ μ(ε + log b, bδ)·σ for
+    all j, and the error is at least L/μ(ε + log b, bδ), L as in ``Fixed``. It holds for any signs
+    of C, and says nothing where bδ ≥ 1.
+    """
+
+    name: ClassVar[str] = "balls-in-bins"
+    sentence: ClassVar[str] = (
+        "balls-in-bins: each example in one random bin, the bins visited in turn"
+    )
+    accountant: ClassVar[str] = "importance sampling of the dominating pair of balls-in-bins"
+    secret: ClassVar[bool] = True
+    amplification: ClassVar[Amplification] = "bins"
+    certified: ClassVar[bool] = True
+    about_least_error: ClassVar[str] = (
+        "With balls-in-bins the proof is loose: the best error is likely higher."
+    )
+
+    def objection(self, mechanism: Mechanism, participation: Participation) -> str:
+        """C must have no negative entry, and every bin be used in every round."""
+        return bins.objection(mechanism.least_entry, participation)
+
+    def delta(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        epsilon: float,
+        num_steps: int,
+    ) -> float:
+        """A bound by Rényi divergences, with no sampling; looser than a certificate."""
+        found = _bins(mechanism, participation, num_steps)
+        return renyi.delta_bound(found, noise_multiplier, epsilon)
+
+    def calibrate(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        epsilon: float,
+        delta: float,
+        draws: Draws,
+    ) -> Calibration:
+        """The least noise that draws certify."""
+        means = mechanism.bins(participation.min_sep)
+        sigma, found = certificates.certified_noise(means, epsilon, delta, draws)
+        return self._priced(mechanism, participation, means, sigma, epsilon, delta, draws, found)
+
+    def account(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        *,
+        epsilon: float | None,
+        delta: float | None,
+        draws: Draws,
+    ) -> Calibration:
+        """The ε or the δ that draws certify."""
+        means, sigma = mechanism.bins(participation.min_sep), noise_multiplier
+        if epsilon is None:
+            assert delta is not None
+            epsilon, found = certificates.certified_epsilon(means, sigma, delta, draws)
+        else:
+            delta, found = certificates.certified_delta(means, sigma, epsilon, draws)
+            delta = delta_rounded_up(delta)
+        return self._priced(mechanism, participation, means, sigma, epsilon, delta, draws, found)
+
+    def spent(self, whole: Calibration, steps_taken: int, draws: Draws) -> float:
+        """The ε of the first steps, certified by draws of its own."""
+        means = _bins(whole.mechanism, whole.participation, steps_taken)
+        sigma, delta = whole.noise_multiplier, whole.delta
+        return certificates.certified_epsilon(means, sigma, delta, draws)[0]
+
+    def estimate(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        epsilon: float,
+        delta: float,
+        draws: Draws,
+    ) -> float:
+        """About the noise of a certificate, from few draws."""
+        means = mechanism.bins(participation.min_sep)
+        return certificates.estimate_noise(means, epsilon, delta, draws)
+
+    def least_error(
+        self, workload: Workload, participation: Participation, epsilon: float, delta: float
+    ) -> float | None:
+        """The error that no factorization can beat; ``None`` where bδ ≥ 1."""
+        b = participation.min_sep
+        if b * delta >= 1.0:
+            return None
+        most = gaussian.mu(epsilon + math.log(b), b * delta)
+        return lower_bound(workload, participation) / most
+
+    def batches(
+        self,
+        num_examples: int,
+        participation: Participation,
+        mechanism: Mechanism,
+        key: Key,
+        *,
+        shuffled: bool = False,
+    ) -> Batches:
+        """One bin for each example, from 64 bits of its own."""
+        b = participation.min_sep
+        own = random_words(key, num_examples) % np.uint64(b)
+        order = np.argsort(own, kind="stable")
+        first = np.searchsorted(own[order], np.arange(b + 1, dtype=np.uint64))
+        return Batches(
+            num_examples,
+            participation,
+            lambda step: order[first[step % b] : first[step % b + 1]],
+        )
+
+    def _priced(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        means: Bins,
+        sigma: float,
+        epsilon: float,
+        delta: float,
+        draws: Draws,
+        found: Estimate | None,
+    ) -> Calibration:
+        kind: Literal["exact", "bound", "certified"] = "certified" if found else "bound"
+        if means.num_bins == 1:
+            kind = "exact"
+        return Calibration(
+            mechanism,
+            participation,
+            self,
+            sigma,
+            epsilon,
+            delta,
+            kind,
+            draws.failure_probability if found else 0.0,
+            certificates.sure_epsilon(means, sigma, delta),
+            found,
+        )
+
+
+def _bins(mechanism: Mechanism, participation: Participation, num_steps: int) -> Bins:
+    return mechanism.first(num_steps).bins(participation.min_sep)
+
+
+BALLS_IN_BINS = BallsInBins()

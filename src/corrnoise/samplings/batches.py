@@ -1,0 +1,64 @@
+"""The batches of a run: which examples take part in which step, from a key.
+
+A batch depends on the key and the step alone, so a run that resumes sees the same batches. A bin, a
+draw or a group belongs to its example whatever the others are, so that removing one leaves the
+others where they were; with fixed batches the removed one leaves its place empty. Batches may be
+empty; such a step still adds noise and still counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise import _checks as checks
+from corrnoise.noise import Key
+from corrnoise.noise.generator.stream import LARGEST_WORD, NoiseStream
+from corrnoise.participation import Participation
+
+Indices = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+# Streams that the noise, which counts from 0, leaves alone.
+_EACH_STEP, _ONCE = LARGEST_WORD, LARGEST_WORD - 1
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of a run, as ``Sampling.batches`` makes them.
+
+    Attributes:
+        num_examples: the size of the dataset.
+        participation: n and b.
+        choose: the examples of a step in [0, n).
+
+    >>> import corrnoise as cn
+    >>> part = cn.Participation(num_steps=6, min_sep=3, max_participations=2)
+    >>> m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(6))
+    >>> batches = cn.samplings.get("fixed").batches(10, part, m, Key.from_bytes(bytes(32)))
+    >>> [batches.indices(step).tolist() for step in (0, 2, 3)]
+    [[0, 1, 2, 3], [7, 8, 9], [0, 1, 2, 3]]
+    """
+
+    num_examples: int
+    participation: Participation
+    choose: Callable[[int], npt.ArrayLike]
+
+    def __post_init__(self) -> None:
+        checks.integer("num_examples", self.num_examples, 1)
+
+    def indices(self, step: int) -> Indices:
+        """The examples of a step, in increasing order where the dataset's order is not shuffled."""
+        n = self.participation.num_steps
+        step = checks.integer("step", step, 0, n - 1, f"the run is planned for {n} steps")
+        return np.asarray(self.choose(step), dtype=np.int64)
+
+
+def random_words(key: Key, num_examples: int, step: int | None = None) -> Words:
+    """64 random bits for each example: drawn once for the run, or for a step."""
+    stream = NoiseStream(key, _ONCE if step is None else _EACH_STEP)
+    words = stream.words(step or 0, 0, 2 * num_examples)
+    return words.reshape(-1, 2).view(np.uint64)[:, 0]

@@ -1,0 +1,173 @@
+"""A calibration: noise, ε and δ of a run, and everything that they assume, as one value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from corrnoise import _checks as checks
+from corrnoise._progress import Progress
+from corrnoise._rounding import rounded_up
+from corrnoise.accounting import Draws, Estimate, gaussian
+from corrnoise.mechanisms import Mechanism
+from corrnoise.participation import Participation
+
+if TYPE_CHECKING:
+    from corrnoise.samplings.sampling import Sampling
+
+# Of the certificate for the first steps of a run that itself needed none.
+_FAILURE_PROBABILITY = 1e-9
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a run costs: noise, ε and δ, and everything that they assume.
+
+    The unit of privacy is one example; neighbouring datasets differ by adding or removing one.
+
+    Attributes:
+        mechanism: the factorization.
+        participation: n, b, k.
+        sampling: how batches are drawn.
+        noise_multiplier: the standard deviation of Z over the clip norm.
+        epsilon: ε.
+        delta: δ.
+        kind: "exact"; "bound" (proven, but perhaps not tight); or "certified" (proven up to
+            ``failure_probability`` over the accountant's own random draws).
+        failure_probability: 0 unless certified.
+        epsilon_without_sampling: where certified, an ε that holds at this noise with certainty.
+        estimate: where certified, the estimate of δ(ε) behind the certificate.
+    """
+
+    mechanism: Mechanism
+    participation: Participation
+    sampling: Sampling
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+    kind: Literal["exact", "bound", "certified"]
+    failure_probability: float = 0.0
+    epsilon_without_sampling: float | None = None
+    estimate: Estimate | None = None
+    unit: str = field(default="example", init=False)
+    neighbours: str = field(default="add or remove one example", init=False)
+
+    @property
+    def exact(self) -> bool:
+        """Whether ε and δ are the exact cost of this noise."""
+        return self.kind == "exact"
+
+    @property
+    def error(self) -> float:
+        """The expected error of the run, per unit of clip norm: σ·‖B‖_F/√n."""
+        return self.noise_multiplier * self.mechanism.decoder_rms
+
+    def spent(
+        self,
+        steps_taken: int,
+        *,
+        samples: int | None = None,
+        seed: int = 0,
+        progress: Progress | bool | None = None,
+    ) -> float:
+        """The ε that the first steps spent, never more than the whole run's.
+
+        It is exact, a bound or certified as the whole run's own ε is (``kind``); where certified,
+        from draws of its own, with the same failure probability once more. Valid for a number of
+        steps that was not chosen by looking at what the run released; a run that stops for such a
+        reason quotes the whole ε.
+
+        Args:
+            steps_taken: in [0, num_steps].
+            samples: as in ``account``.
+            seed: likewise.
+            progress: likewise.
+
+        >>> import corrnoise as cn
+        >>> part = cn.Participation(980, 98, 10)
+        >>> m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(980))
+        >>> c = cn.calibrate(m, part, epsilon=9, delta=1e-5)
+        >>> [round(c.spent(steps), 2) for steps in (0, 98, 490, 980)]
+        [0.0, 2.34, 5.87, 9.0]
+        """
+        n = self.participation.num_steps
+        taken = checks.integer("steps_taken", steps_taken, 0, n, "a plan ends with its last step")
+        if taken in (0, n):
+            return self.epsilon if taken else 0.0
+        failure = self.failure_probability or _FAILURE_PROBABILITY
+        draws = Draws.checked(failure, samples, seed, progress)
+        return min(self.sampling.spent(self, taken, draws), self.epsilon)
+
+    @property
+    def mu(self) -> float:
+        """The μ of Gaussian DP, sensitivity/σ, which composes by adding squares.
+
+        Raises:
+            ValueError: the run is amplified by its sampling, so it is not a Gaussian mechanism.
+        """
+        if self.sampling.secret:
+            raise ValueError(
+                f"mu is defined for batches that are not random, got sampling="
+                f"{self.sampling.name!r}; an amplified run is not a Gaussian mechanism"
+            )
+        return self.mechanism.sensitivity(self.participation).value / self.noise_multiplier
+
+    @property
+    def rho(self) -> float:
+        """The ρ = μ²/2 of zero-concentrated DP, where ``mu`` is defined."""
+        return gaussian.zcdp_rho(self.mu)
+
+    def event(self) -> Any:
+        """The run as a ``dp_accounting`` event, to compose with other releases."""
+        return self.sampling.event(self)
+
+    @property
+    def assurance(self) -> str:
+        """What kind of number ε is, in a few words."""
+        if self.kind == "certified":
+            return f"certified (failure probability {rounded_up(self.failure_probability, 3)})"
+        return self.kind
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a reviewer needs, as plain values: with it the run can be priced again."""
+        return {
+            "mechanism": self.mechanism.to_dict(),
+            **self.participation.to_dict(),
+            "sampling": self.sampling.to_json(),
+            "noise_multiplier": self.noise_multiplier,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "kind": self.kind,
+            "failure_probability": self.failure_probability,
+            "epsilon_without_sampling": self.epsilon_without_sampling,
+            "estimate": asdict(self.estimate) if self.estimate else None,
+            "unit": self.unit,
+            "neighbours": self.neighbours,
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Calibration:
+        """The inverse of ``to_dict``."""
+        from corrnoise.samplings.sampling import get
+
+        given: dict[str, Any] = dict(data)
+        del given["unit"], given["neighbours"]
+        steps = ("num_steps", "min_sep", "max_participations")
+        given["participation"] = Participation(*(given.pop(name) for name in steps))
+        given["mechanism"] = Mechanism.from_dict(data["mechanism"])
+        given["sampling"] = get(data["sampling"])
+        given["estimate"] = Estimate(**data["estimate"]) if data["estimate"] else None
+        return Calibration(**{f.name: given[f.name] for f in fields(Calibration) if f.init})
+
+    def to_json(self) -> str:
+        """``to_dict`` as JSON."""
+        return json.dumps(self.to_dict())
+
+    def __repr__(self) -> str:
+        return (
+            f"Calibration(noise_multiplier={rounded_up(self.noise_multiplier)}, "
+            f"epsilon={rounded_up(self.epsilon)}, delta={rounded_up(self.delta, 3)}, "
+            f"sampling={self.sampling.name!r}, {self.assurance})"
+        )

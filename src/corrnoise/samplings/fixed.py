@@ -1,0 +1,125 @@
+"""Fixed batches: the dataset is cut once into b parts, and step i takes part i mod b."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from corrnoise import _extras
+from corrnoise.accounting import gaussian
+from corrnoise.bounds import lower_bound
+from corrnoise.mechanisms import Mechanism
+from corrnoise.noise import Key
+from corrnoise.participation import Participation
+from corrnoise.samplings.batches import Batches, Indices, random_words
+from corrnoise.samplings.calibration import Calibration
+from corrnoise.samplings.sampling import Sampling
+from corrnoise.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Fixed(Sampling):
+    r"""Fixed batches, priced by the analytic Gaussian mechanism on the sensitivity of C.
+
+    Valid for every mechanism and participation. ``least_error``: let L be the lower bound on the
+    rmse of every factorization (``corrnoise.bounds``). An example may be in any one part; telling
+    it from no example is telling N(CU_j, σ²) from N(0, σ²), so (ε, δ)-DP forces ‖CU_j‖ ≤ μ(ε, δ)·σ
+    for all parts j, and the error is at least L/μ(ε, δ).
+    """
+
+    name: ClassVar[str] = "fixed"
+    sentence: ClassVar[str] = (
+        "fixed batches in a fixed order; a removed example leaves its place empty"
+    )
+    accountant: ClassVar[str] = "analytic Gaussian mechanism on the sensitivity of C"
+    secret: ClassVar[bool] = False
+    partial_epoch: ClassVar[bool] = True
+    about_least_error: ClassVar[str] = (
+        "It holds for fixed batches; amplification by sampling could go below."
+    )
+
+    def objection(self, mechanism: Mechanism, participation: Participation) -> str:
+        """None: any order with separation b is covered."""
+        return ""
+
+    def kind(self, mechanism: Mechanism, participation: Participation) -> Literal["exact", "bound"]:
+        """As exact as the sensitivity."""
+        return "exact" if mechanism.sensitivity(participation).exact else "bound"
+
+    def delta(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        epsilon: float,
+        num_steps: int,
+    ) -> float:
+        """δ(ε) of the Gaussian mechanism with the sensitivity of the first steps."""
+        sens = _sensitivity(mechanism, participation, num_steps)
+        return gaussian.delta(epsilon, sens / noise_multiplier)
+
+    def epsilon(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        delta: float,
+        num_steps: int,
+    ) -> float:
+        """The inverse of ``delta``."""
+        sens = _sensitivity(mechanism, participation, num_steps)
+        return gaussian.epsilon(delta, sens / noise_multiplier)
+
+    def noise(
+        self, mechanism: Mechanism, participation: Participation, epsilon: float, delta: float
+    ) -> float:
+        """σ of the Gaussian mechanism."""
+        sens = mechanism.sensitivity(participation).value
+        return gaussian.noise_multiplier(epsilon, delta, sens)
+
+    def least_error(
+        self, workload: Workload, participation: Participation, epsilon: float, delta: float
+    ) -> float:
+        """The error that no factorization can beat."""
+        return lower_bound(workload, participation) / gaussian.mu(epsilon, delta)
+
+    def event(self, calibration: Calibration) -> Any:
+        """A Gaussian event."""
+        return _extras.load("dp_accounting").GaussianDpEvent(1.0 / calibration.mu)
+
+    def batches(
+        self,
+        num_examples: int,
+        participation: Participation,
+        mechanism: Mechanism,
+        key: Key,
+        *,
+        shuffled: bool = False,
+    ) -> Batches:
+        """Equal parts of the dataset's order, or of one random order; the same in every epoch."""
+        b = participation.min_sep
+        if b > num_examples:
+            raise ValueError(
+                f"min_sep must be at most num_examples={num_examples} for fixed batches, "
+                f"got {b}; use larger batches"
+            )
+        order: Indices = np.arange(num_examples)
+        if shuffled:
+            order = np.argsort(random_words(key, num_examples), kind="stable")
+        parts = np.array_split(order, b)
+        return Batches(num_examples, participation, lambda step: parts[step % b])
+
+
+def _sensitivity(mechanism: Mechanism, participation: Participation, num_steps: int) -> float:
+    """Of the first steps."""
+    if num_steps == participation.num_steps:
+        return mechanism.sensitivity(participation).value
+    b = participation.min_sep
+    k = min(participation.max_participations, -(-num_steps // b))
+    part = Participation(num_steps, min(b, num_steps), k)
+    return mechanism.first(num_steps).sensitivity(part).value
+
+
+FIXED = Fixed()

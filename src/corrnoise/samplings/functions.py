@@ -1,0 +1,96 @@
+"""From a budget to noise and back, for every sampling that has a valid analysis."""
+
+from __future__ import annotations
+
+from corrnoise import _checks as checks
+from corrnoise._progress import Progress
+from corrnoise.accounting import Draws
+from corrnoise.mechanisms import Mechanism
+from corrnoise.participation import Participation
+from corrnoise.samplings.calibration import Calibration
+from corrnoise.samplings.sampling import Sampling, get, require
+
+# What a price assumes unless it is told: batches that nobody has to keep secret.
+ASSUMED = "fixed"
+# What a run uses unless it is told: it draws its batches itself, and keeps them secret.
+DRAWN = "balls-in-bins"
+
+
+def calibrate(
+    mechanism: Mechanism,
+    participation: Participation,
+    *,
+    epsilon: float,
+    delta: float,
+    sampling: str | Sampling = ASSUMED,
+    failure_probability: float = 1e-9,
+    samples: int | None = None,
+    seed: int = 0,
+    progress: Progress | bool | None = None,
+) -> Calibration:
+    """The least noise with which a run is (ε, δ)-DP, never on the wrong side of the target.
+
+    Args:
+        mechanism: the factorization.
+        participation: n, b, k.
+        epsilon: ε > 0.
+        delta: δ in (0, 1).
+        sampling: "fixed" (any order with separation b; exact), "balls-in-bins" (certified by
+            sampling), "poisson" or "cyclic-poisson" (bounds by a PLD accountant).
+        failure_probability: of a certificate: how likely it may be wrong.
+        samples: draws for a certificate; chosen from b by default.
+        seed: of the draws; the same seed gives the same result.
+        progress: True for a bar on the terminal, or a function that is called with (draws done,
+            draws in all) during a certificate.
+
+    >>> import corrnoise as cn
+    >>> part = cn.Participation(980, 98, 10)
+    >>> m = cn.mechanisms.bisr(cn.workloads.sgd(980, momentum=0.9, decay=0.9999), num_bands=4)
+    >>> cn.calibrate(m, part, epsilon=9, delta=1e-5)
+    Calibration(noise_multiplier=5.6835, epsilon=9, delta=1e-05, sampling='fixed', exact)
+    """
+    epsilon = checks.number("epsilon", epsilon, 0.0, open_low=True)
+    delta = checks.probability("delta", delta)
+    draws = Draws.checked(failure_probability, samples, seed, progress)
+    how = get(sampling)
+    require(how, mechanism, participation)
+    return how.calibrate(mechanism, participation, epsilon, delta, draws)
+
+
+def account(
+    mechanism: Mechanism,
+    participation: Participation,
+    *,
+    noise_multiplier: float,
+    delta: float | None = None,
+    epsilon: float | None = None,
+    sampling: str | Sampling = ASSUMED,
+    failure_probability: float = 1e-9,
+    samples: int | None = None,
+    seed: int = 0,
+    progress: Progress | bool | None = None,
+) -> Calibration:
+    """The ε of a run with this noise at this δ, or the δ at this ε: one of them is given.
+
+    The inverse of ``calibrate``, with the same arguments.
+
+    >>> import corrnoise as cn
+    >>> part = cn.Participation(980, 98, 10)
+    >>> m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(980))
+    >>> round(cn.account(m, part, noise_multiplier=1.7227, delta=1e-5).epsilon, 3)
+    9.0
+    """
+    sigma = checks.number("noise_multiplier", noise_multiplier, 0.0, open_low=True)
+    draws = Draws.checked(failure_probability, samples, seed, progress)
+    how = get(sampling)
+    require(how, mechanism, participation)
+    if (delta is None) == (epsilon is None):
+        raise ValueError(
+            f"exactly one of delta and epsilon must be given, got delta={delta!r} and "
+            f"epsilon={epsilon!r}; the other is found"
+        )
+    if epsilon is not None:
+        epsilon = checks.number("epsilon", epsilon, 0.0)
+    else:
+        delta = checks.probability("delta", delta)
+    return how.account(mechanism, participation, sigma, epsilon=epsilon, delta=delta, draws=draws)

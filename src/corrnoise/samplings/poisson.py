@@ -1,0 +1,131 @@
+r"""Poisson batches, and cyclic Poisson batches for banded strategies.
+
+*Cyclic Poisson* with a p-banded C: every example belongs to one of p groups, drawn in advance;
+step i takes each example of group i mod p independently with probability q. Then one example's
+columns of C never overlap, and the run is as private as ⌈n/p⌉ steps of DP-SGD with Poisson sampling
+at rate q and noise multiplier σ/‖c‖₂ (Choquette-Choo et al., 2023, the analysis of amplified
+Band-MF). An expected batch of N/b examples means q = p/b. *Poisson* is p = 1: C = I and q = 1/b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from corrnoise.accounting import pld
+from corrnoise.mechanisms import Mechanism
+from corrnoise.mechanisms.registry import Amplification
+from corrnoise.noise import Key
+from corrnoise.participation import Participation
+from corrnoise.samplings.batches import Batches, Indices, random_words
+from corrnoise.samplings.calibration import Calibration
+from corrnoise.samplings.sampling import Sampling, require
+
+
+@dataclass(frozen=True)
+class CyclicPoisson(Sampling):
+    """Cyclic Poisson batches, priced by a PLD accountant.
+
+    The probability of a batch is rounded down to a multiple of 2^-64; a smaller one is never less
+    private. A batch costs O(num_examples).
+    """
+
+    name: ClassVar[str] = "cyclic-poisson"
+    sentence: ClassVar[str] = (
+        "cyclic Poisson: each example in one of p groups, the groups visited in turn, each example "
+        "of a group with probability p/b"
+    )
+    accountant: ClassVar[str] = "privacy loss distribution (dp_accounting)"
+    secret: ClassVar[bool] = True
+    amplification: ClassVar[Amplification] = "bands"
+
+    def objection(self, mechanism: Mechanism, participation: Participation) -> str:
+        """C must be a Toeplitz matrix of at most b bands."""
+        b = participation.min_sep
+        if not mechanism.toeplitz:
+            return "C is not a Toeplitz matrix"
+        if mechanism.strategy_bands > b:
+            return f"C has {mechanism.strategy_bands} bands, more than min_sep={b}"
+        return ""
+
+    def delta(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        epsilon: float,
+        num_steps: int,
+    ) -> float:
+        """An upper bound by the privacy loss distribution."""
+        return pld.delta(_event(mechanism, participation, noise_multiplier, num_steps), epsilon)
+
+    def epsilon(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        delta: float,
+        num_steps: int,
+    ) -> float:
+        """An upper bound by the privacy loss distribution."""
+        return pld.epsilon(_event(mechanism, participation, noise_multiplier, num_steps), delta)
+
+    def event(self, calibration: Calibration) -> Any:
+        """Composed Poisson-sampled Gaussian events."""
+        part = calibration.participation
+        return _event(calibration.mechanism, part, calibration.noise_multiplier, part.num_steps)
+
+    def batches(
+        self,
+        num_examples: int,
+        participation: Participation,
+        mechanism: Mechanism,
+        key: Key,
+        *,
+        shuffled: bool = False,
+    ) -> Batches:
+        """A group for each example, once; then a draw for each example and step."""
+        b, p = participation.min_sep, mechanism.strategy_bands
+        require(self, mechanism, participation)
+        group = random_words(key, num_examples) % np.uint64(p) if p > 1 else None
+
+        def choose(step: int) -> Indices:
+            # p/b, rounded down to a multiple of 2^-64; 1 is every value of 64 bits.
+            words = random_words(key, num_examples, step)
+            taken = np.ones(words.size, bool)
+            if p < b:
+                taken = words < np.uint64((p << 64) // b)
+            if group is not None:
+                taken &= group == np.uint64(step % p)
+            return np.flatnonzero(taken)
+
+        return Batches(num_examples, participation, choose)
+
+
+@dataclass(frozen=True)
+class Poisson(CyclicPoisson):
+    """Poisson batches: each example in each step with probability 1/b, for independent noise."""
+
+    name: ClassVar[str] = "poisson"
+    sentence: ClassVar[str] = "Poisson: each example in each step with probability 1/b"
+    amplification: ClassVar[Amplification] = "independent"
+
+    def objection(self, mechanism: Mechanism, participation: Participation) -> str:
+        """C must be a multiple of the identity."""
+        if not mechanism.toeplitz or mechanism.strategy_bands > 1:
+            return "C correlates the noise of different steps"
+        return ""
+
+
+def _event(
+    mechanism: Mechanism, participation: Participation, noise_multiplier: float, num_steps: int
+) -> Any:
+    p, b = mechanism.strategy_bands, participation.min_sep
+    noise = noise_multiplier / mechanism.column_norm
+    return pld.event(p / b, noise, -(-num_steps // p))
+
+
+POISSON = Poisson()
+CYCLIC_POISSON = CyclicPoisson()

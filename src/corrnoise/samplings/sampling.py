@@ -1,0 +1,276 @@
+"""The protocol of a sampling: how batches are drawn, when that has an analysis, what it costs.
+
+A sampling is one object: it says for which mechanism and participation it is valid, prices a run,
+draws its batches from a key, and describes itself in words and JSON. No code outside compares its
+name. ``register`` makes a new one known by its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, ClassVar, Literal
+
+from corrnoise.accounting import gaussian
+from corrnoise.accounting.certificates import Draws, bisect
+from corrnoise.mechanisms import Mechanism
+from corrnoise.mechanisms.registry import Amplification
+from corrnoise.noise import Key
+from corrnoise.participation import Participation
+from corrnoise.samplings.batches import Batches
+from corrnoise.samplings.calibration import Calibration
+from corrnoise.workloads import Workload
+
+# Relative, toward privacy: more than the arithmetic can lose.
+_ROUNDING = 1e-12
+# The relative width of the bracket that a search for noise or ε ends with.
+_TOLERANCE = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling(ABC):
+    """One way to draw the batches of a run.
+
+    A new one defines the class attributes, ``objection``, ``delta`` and ``batches``; the other
+    prices follow from ``delta``. Whatever parameters it has are fields of a frozen dataclass with
+    defaults, and come back from JSON.
+    """
+
+    # The name, as users write it.
+    name: ClassVar[str]
+    # How batches are drawn, in one sentence for a privacy statement.
+    sentence: ClassVar[str]
+    # What prices it, in a few words for a privacy statement.
+    accountant: ClassVar[str]
+    # Whether the batches are random, and so must stay secret for the price to hold.
+    secret: ClassVar[bool]
+    # What its prices favour in a mechanism; it decides what a planner tries.
+    amplification: ClassVar[Amplification] = "none"
+    # Whether prices are certified by draws, in seconds, and a planner ranks by ``estimate`` first.
+    certified: ClassVar[bool] = False
+    # Whether a run may be shorter than an epoch.
+    partial_epoch: ClassVar[bool] = False
+    # What ``least_error`` rests on, where it is known, for a report.
+    about_least_error: ClassVar[str] = ""
+
+    # What it covers.
+
+    @abstractmethod
+    def objection(self, mechanism: Mechanism, participation: Participation) -> str:
+        """Why this sampling has no valid analysis for a mechanism; "" where it has one."""
+
+    # What it costs.
+
+    @abstractmethod
+    def delta(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        epsilon: float,
+        num_steps: int,
+    ) -> float:
+        """A proven upper bound of δ(ε) of the first ``num_steps`` steps, with no sampling."""
+
+    def kind(self, mechanism: Mechanism, participation: Participation) -> Literal["exact", "bound"]:
+        """Whether ``delta`` is exact."""
+        return "bound"
+
+    def noise(
+        self, mechanism: Mechanism, participation: Participation, epsilon: float, delta: float
+    ) -> float:
+        """The least noise multiplier with which a run is (ε, δ)-DP, or slightly more."""
+        n = participation.num_steps
+
+        def private(noise: float) -> bool:
+            return self.delta(mechanism, participation, noise, epsilon, n) <= delta
+
+        sens = mechanism.sensitivity(participation).value
+        high = gaussian.noise_multiplier(epsilon, delta, sens)
+        while not private(high):
+            high *= 2.0
+        low = high
+        while private(low) and low > 1e-3 * high:
+            low /= 2.0
+        return bisect(private, low, high, _TOLERANCE)
+
+    def epsilon(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        delta: float,
+        num_steps: int,
+    ) -> float:
+        """An ε with which the first steps are (ε, δ)-DP: the least one, or a little more."""
+
+        def private(epsilon: float) -> bool:
+            return (
+                self.delta(mechanism, participation, noise_multiplier, epsilon, num_steps) <= delta
+            )
+
+        if private(0.0):
+            return 0.0
+        high = 1.0
+        while not private(high):
+            high *= 2.0
+        return bisect(private, 0.0, high, _TOLERANCE)
+
+    def calibrate(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        epsilon: float,
+        delta: float,
+        draws: Draws,
+    ) -> Calibration:
+        """The least noise with which a run is (ε, δ)-DP."""
+        noise = self.noise(mechanism, participation, epsilon, delta)
+        kind = self.kind(mechanism, participation)
+        return Calibration(mechanism, participation, self, noise, epsilon, delta, kind)
+
+    def account(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        *,
+        epsilon: float | None,
+        delta: float | None,
+        draws: Draws,
+    ) -> Calibration:
+        """The ε of a run with this noise at this δ, or the δ at this ε; the other is ``None``."""
+        n, kind = participation.num_steps, self.kind(mechanism, participation)
+        if epsilon is None:
+            assert delta is not None
+            epsilon = self.epsilon(mechanism, participation, noise_multiplier, delta, n)
+        else:
+            found = self.delta(mechanism, participation, noise_multiplier, epsilon, n)
+            kind = kind if found > sys.float_info.min else "bound"
+            delta = delta_rounded_up(found)
+        return Calibration(mechanism, participation, self, noise_multiplier, epsilon, delta, kind)
+
+    def spent(self, whole: Calibration, steps_taken: int, draws: Draws) -> float:
+        """The ε of the first steps of a run, neither none nor all of them, at the run's δ."""
+        return self.epsilon(
+            whole.mechanism, whole.participation, whole.noise_multiplier, whole.delta, steps_taken
+        )
+
+    def estimate(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        epsilon: float,
+        delta: float,
+        draws: Draws,
+    ) -> float:
+        """About the noise that ``calibrate`` finds, quickly: to rank, not to promise."""
+        return self.noise(mechanism, participation, epsilon, delta)
+
+    def least_error(
+        self, workload: Workload, participation: Participation, epsilon: float, delta: float
+    ) -> float | None:
+        """An error per unit of clip norm that no factorization can beat; ``None`` if unknown."""
+        return None
+
+    def event(self, calibration: Calibration) -> Any:
+        """The run as a ``dp_accounting`` event, to compose with other releases."""
+        raise ValueError(
+            f"sampling={self.name!r} has no dp_accounting event; compose its (ε, δ), or use the "
+            "event of sampling='fixed' with the same noise, which is weaker but valid"
+        )
+
+    # What is drawn.
+
+    def rate(self, participation: Participation) -> Fraction:
+        """The expected part of the dataset in a batch."""
+        return Fraction(1, participation.min_sep)
+
+    @abstractmethod
+    def batches(
+        self,
+        num_examples: int,
+        participation: Participation,
+        mechanism: Mechanism,
+        key: Key,
+        *,
+        shuffled: bool = False,
+    ) -> Batches:
+        """The batches of a run; they depend on the key alone.
+
+        Args:
+            num_examples: the size of the dataset.
+            participation: n, b, k.
+            mechanism: of the run.
+            key: the secret that the draws come from.
+            shuffled: where batches are parts of one order, whether that order is random.
+        """
+
+    # How it is written.
+
+    def to_json(self) -> Any:
+        """The name, or an object with the name and the parameters where there are any."""
+        parameters = dataclasses.asdict(self)
+        return {"name": self.name, **parameters} if parameters else self.name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_KNOWN: dict[str, Sampling] = {}
+
+
+def register(*samplings: Sampling) -> None:
+    """Make samplings known by their names, in place of those that had them."""
+    for sampling in samplings:
+        _KNOWN[sampling.name] = sampling
+
+
+def names() -> tuple[str, ...]:
+    """The names of all samplings."""
+    return tuple(_KNOWN)
+
+
+def get(sampling: str | Mapping[str, Any] | Sampling) -> Sampling:
+    """A sampling from its name, from what ``to_json`` gave, or itself.
+
+    >>> get("poisson").secret
+    True
+    """
+    if isinstance(sampling, Sampling):
+        return sampling
+    parameters: dict[str, Any] = {}
+    name: Any = sampling
+    if isinstance(sampling, Mapping):
+        parameters = dict(sampling)
+        name = parameters.pop("name", None)
+    if not isinstance(name, str) or name not in _KNOWN:
+        raise ValueError(f"sampling must be one of {', '.join(_KNOWN)}, got {name!r}")
+    return dataclasses.replace(_KNOWN[name], **parameters)
+
+
+def objections(mechanism: Mechanism, participation: Participation) -> dict[str, str]:
+    """For every sampling, why it has no valid analysis for a mechanism; "" where it has one."""
+    return {name: each.objection(mechanism, participation) for name, each in _KNOWN.items()}
+
+
+def require(sampling: Sampling, mechanism: Mechanism, participation: Participation) -> None:
+    """Raise unless the sampling has a valid analysis for the mechanism."""
+    reason = sampling.objection(mechanism, participation)
+    if reason:
+        valid = [name for name, why in objections(mechanism, participation).items() if not why]
+        raise ValueError(
+            f"sampling={sampling.name!r} cannot be priced for {mechanism!r}: {reason}; "
+            f"valid here: {', '.join(valid)}"
+        )
+
+
+def delta_rounded_up(delta: float) -> float:
+    """Up by what arithmetic may lose, and never 0: no Gaussian noise attains that."""
+    if math.isnan(delta):
+        raise ArithmeticError("δ is not a number")
+    return min(max(delta * (1.0 + _ROUNDING), sys.float_info.min), 1.0)

@@ -1,0 +1,197 @@
+"""Every touch of Opacus's insides, in one place.
+
+Opacus takes the gradients of single examples, clips and sums them. What is used of it beyond its
+documented surface stands here, so that another version, or another clipping engine, is a change to
+one file.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import opacus
+import torch
+from opacus.data_loader import dtype_safe, shape_safe, wrap_collate_with_empty
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.optimizers import optimizer as opacus_optimizer
+from opacus.validators import ModuleValidator
+from torch import nn
+from torch.utils.data import DataLoader
+
+from corrnoise.planning import Plan
+
+MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp")
+DistributedDataParallel = DifferentiallyPrivateDistributedDataParallel
+
+# Opacus's own marks on gradients that were used already; it has no public name for them.
+_CHECK: Any = opacus_optimizer._check_processed_flag  # pyright: ignore[reportPrivateUsage]
+_MARK: Any = opacus_optimizer._mark_as_processed  # pyright: ignore[reportPrivateUsage]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of ``make_private`` that are Opacus's own, by its names."""
+
+    max_grad_norm: float | list[float]
+    criterion: Any
+    batch_first: bool
+    loss_reduction: str
+    clipping: str
+    noise_generator: torch.Generator | None
+    grad_sample_mode: str
+    wrap_model: bool
+    rand_on_empty: bool
+
+    @property
+    def clip_norm(self) -> float:
+        """C: the clip norm, of all layers together where each has its own."""
+        clips = self.max_grad_norm
+        return math.hypot(*clips) if isinstance(clips, list) else float(clips)
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """What Opacus made of the user's objects.
+
+    Attributes:
+        returned: what its ``make_private`` returned.
+        optimizer: of any of its classes.
+    """
+
+    returned: Any
+    optimizer: Any
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The parameters that are trained, in the optimizer's order."""
+        return list(self.optimizer.params)
+
+    def replace_noise(self, add_noise: Callable[[], None]) -> None:
+        """Call this once for each logical step, where Opacus would draw its noise."""
+        self.optimizer.add_noise = add_noise
+
+
+def wrap(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    plan: Plan,
+    world_size: int,
+    options: Options,
+) -> Wrapped:
+    """Opacus's objects for a plan; the loader has the plan's batches already."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Secure RNG turned off")
+        engine = opacus.PrivacyEngine()
+    returned: Any = engine.make_private(
+        module=module,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=plan.noise_multiplier,
+        poisson_sampling=False,
+        max_grad_norm=options.max_grad_norm,
+        criterion=options.criterion or nn.CrossEntropyLoss(reduction=options.loss_reduction),
+        batch_first=options.batch_first,
+        loss_reduction=options.loss_reduction,
+        clipping=options.clipping,
+        noise_generator=options.noise_generator,
+        grad_sample_mode=options.grad_sample_mode,
+        wrap_model=options.wrap_model,
+    )
+    wrapped, private = returned[0], returned[1]
+    wrapped.forbid_grad_accumulation()
+    private.attach_step_hook(lambda _: None)  # the step counts, not Opacus's accountant
+    # Opacus computes this as int(N·(1/b)), which rounding can make one less, and 0.
+    private.expected_batch_size = plan.divisor / world_size
+    return Wrapped(returned, private)
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """What the plan was priced for and must find unchanged at every step, by Opacus's names."""
+
+    noise_multiplier: float
+    max_grad_norm: float
+    max_grad_norms: tuple[float, ...]
+    expected_batch_size: float
+    loss_reduction: str
+
+    @staticmethod
+    def of(optimizer: Any) -> Pinned:
+        """As the optimizer has them now."""
+        return Pinned(
+            optimizer.noise_multiplier,
+            optimizer.max_grad_norm,
+            tuple(getattr(optimizer, "max_grad_norms", ())),
+            optimizer.expected_batch_size,
+            optimizer.loss_reduction,
+        )
+
+
+def summed_gradients(optimizer: Any, params: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """The sums of clipped gradients, where Opacus keeps them.
+
+    Raises:
+        ValueError: a parameter has none.
+    """
+    return [_summed(optimizer, param) for param in params]
+
+
+def hand_over(
+    optimizer: Any, params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor]
+) -> None:
+    """Give the optimizer its noisy gradients, and mark the sums as used."""
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad.view_as(param)
+        _MARK(_summed(optimizer, param))
+
+
+def collate(loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) -> Any:
+    """The loader's collate function, with empty batches of the right shapes."""
+    example = loader.dataset[0]
+    parts = example if isinstance(example, (tuple, list)) else ()
+    return wrap_collate_with_empty(
+        collate_fn=loader.collate_fn,
+        batch_first=batch_first,
+        rand_on_empty=rand_on_empty,
+        sample_empty_shapes=[(0, *shape_safe(part)) for part in parts] or None,
+        dtypes=[_dtype(part) for part in parts] or None,
+    )
+
+
+def is_valid(module: nn.Module) -> bool:
+    """Whether Opacus can take gradients of single examples through the module."""
+    return ModuleValidator.is_valid(module)
+
+
+def validate(module: nn.Module) -> None:
+    """As ``is_valid``, but raises with the reason, such as BatchNorm."""
+    ModuleValidator.validate(module, strict=True)
+
+
+def compatible(module: nn.Module) -> nn.Module:
+    """A copy of the module with the parts replaced that cannot be private."""
+    return opacus.PrivacyEngine.get_compatible_module(module)
+
+
+def _summed(optimizer: Any, param: nn.Parameter) -> torch.Tensor:
+    kept = getattr(optimizer, "grad_state", None)
+    grad = param.summed_grad if kept is None else kept[param]["summed_grad"]  # type: ignore[attr-defined]
+    if grad is None:
+        raise ValueError(
+            "every parameter must have a gradient at each step, got one without; call "
+            "loss.backward() first, also for an empty batch, and freeze unused parameters "
+            "before make_private"
+        )
+    _CHECK(grad)
+    return grad
+
+
+def _dtype(part: Any) -> Any:
+    kind: Any = dtype_safe(part)
+    plain: dict[Any, Any] = {int: torch.int64, float: torch.float32, bool: torch.bool}
+    return plain.get(kind, kind)

@@ -1,0 +1,193 @@
+"""From the arguments of ``make_private`` to a plan, and whether a plan fits a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from corrnoise import _checks as checks
+from corrnoise import mechanisms, samplings
+from corrnoise._progress import Progress
+from corrnoise.mechanisms import Mechanism
+from corrnoise.participation import Participation
+from corrnoise.planning import Plan
+from corrnoise.planning import plan as best_plan
+from corrnoise.samplings import Calibration, Sampling, account, calibrate
+from corrnoise.torch.processes import Processes
+from corrnoise.torch.workload import workload_of
+from corrnoise.workloads import Workload
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, before anything is computed.
+
+    Attributes:
+        optimizer: whose momentum and decay choose the workload.
+        num_examples: of the dataset.
+        batch_size: of the user's loader.
+        min_sep: b, its batches in an epoch.
+        epochs: how long the run is.
+        mechanism: a name, "best", or a mechanism.
+        num_bands: the size, for a name.
+        sampling: or ``None`` for the mechanism's usual one.
+        poisson_sampling: Opacus's flag; ``False`` means fixed batches.
+        workload: or ``None`` for the optimizer's.
+        memory: the budget of the noise.
+        rounds: of ChaCha.
+        progress: of the accountant.
+    """
+
+    optimizer: torch.optim.Optimizer
+    num_examples: int
+    batch_size: int
+    min_sep: int
+    epochs: int | None
+    mechanism: str | Mechanism | None
+    num_bands: Any
+    sampling: str | Sampling | None
+    poisson_sampling: bool
+    workload: Workload | None
+    memory: float
+    rounds: int
+    progress: Progress | bool | None
+
+    def with_noise(self, noise_multiplier: float | None, delta: float | None) -> Plan:
+        """The plan of a run with this noise, priced at δ."""
+        if noise_multiplier is None:
+            raise ValueError(
+                "noise_multiplier must be given, or plan=; to aim at an ε use "
+                "make_private_with_epsilon"
+            )
+        part = self._participation()
+        mechanism = self._mechanism(part)
+        found = account(
+            mechanism,
+            part,
+            noise_multiplier=noise_multiplier,
+            delta=delta or 0.1 / self.num_examples,
+            sampling=self._sampling(mechanism, part),
+            progress=self.progress,
+        )
+        return self._plan(found)
+
+    def with_epsilon(self, epsilon: float, delta: float) -> Plan:
+        """The plan of a run that spends (ε, δ)."""
+        if self.mechanism == "best":
+            return self._best(epsilon, delta)
+        part = self._participation()
+        mechanism = self._mechanism(part)
+        found = calibrate(
+            mechanism,
+            part,
+            epsilon=epsilon,
+            delta=delta,
+            sampling=self._sampling(mechanism, part),
+            progress=self.progress,
+        )
+        return self._plan(found)
+
+    def _plan(self, calibration: Calibration) -> Plan:
+        return Plan(
+            num_examples=self.num_examples,
+            batch_size=min(self.batch_size, self.num_examples),
+            calibration=calibration,
+            memory=self.memory,
+            rounds=self.rounds,
+        )
+
+    def _participation(self) -> Participation:
+        if self.epochs is None:
+            raise ValueError(
+                "epochs must be given, or plan=: correlated noise is planned for a number of steps"
+            )
+        epochs = checks.integer("epochs", self.epochs, 1)
+        return Participation(epochs * self.min_sep, self.min_sep, epochs)
+
+    def _mechanism(self, part: Participation) -> Mechanism:
+        """The mechanism as the noise will run it, in float32."""
+        wanted = "bisr" if self.mechanism is None else self.mechanism
+        if isinstance(wanted, str):
+            family = mechanisms.get(wanted)
+            size = family.usual(part) if self.num_bands is None else self.num_bands
+            wanted = family.build(self._workload(part.num_steps), part, size)
+        elif wanted.num_steps != part.num_steps:
+            raise ValueError(
+                f"mechanism must be planned for {part.num_steps} steps ({self.epochs} epochs of "
+                f"{self.min_sep}), got {wanted.num_steps}; build it for this run"
+            )
+        return wanted.in_float32()
+
+    def _workload(self, num_steps: int) -> Workload:
+        return self.workload or workload_of(self.optimizer, num_steps)
+
+    def _sampling(self, mechanism: Mechanism | None, part: Participation) -> Sampling:
+        """As asked for; else Opacus's own where that is valid, or the one for correlated noise."""
+        if self.sampling is not None:
+            return samplings.get(self.sampling)
+        if not self.poisson_sampling:
+            return samplings.FIXED
+        if mechanism is not None and not samplings.POISSON.objection(mechanism, part):
+            return samplings.POISSON
+        return samplings.get(samplings.DRAWN)
+
+    def _best(self, epsilon: float, delta: float) -> Plan:
+        part = self._participation()
+        workload = self._workload(part.num_steps)
+        if workload.momentum is None or workload.decay is None:
+            raise ValueError(
+                f"mechanism='best' needs SGD with momentum and decay, got {workload!r}; "
+                "name a mechanism, or pass plan="
+            )
+        return best_plan(
+            num_examples=self.num_examples,
+            batch_size=min(self.batch_size, self.num_examples),
+            num_steps=part.num_steps,
+            epsilon=epsilon,
+            delta=delta,
+            momentum=workload.momentum,
+            decay=workload.decay,
+            sampling=self._sampling(None, part),
+            memory=self.memory,
+            rounds=self.rounds,
+            progress=self.progress,
+        )
+
+
+def agreed(processes: Processes, make: Callable[[], Plan]) -> Plan:
+    """The plan that the first process makes; all of them use it."""
+    if processes.world_size == 1:
+        return make()
+    return Plan.from_json(processes.agree(lambda: make().to_json()))
+
+
+def check_plan(plan: Plan, loader: DataLoader[Any], epochs: int | None) -> None:
+    """Raise unless the plan fits the loader, and was priced for the coefficients that run."""
+    size, batches = len(loader.dataset), len(loader)  # type: ignore[arg-type]
+    if plan.num_examples != size:
+        raise ValueError(
+            f"data_loader must have the plan's {plan.num_examples} examples, got {size}; "
+            "plan for this dataset"
+        )
+    if plan.participation.min_sep != batches:
+        raise ValueError(
+            f"data_loader must have the plan's {plan.participation.min_sep} batches in an epoch, "
+            f"got {batches}; use batch_size={plan.batch_size} without drop_last, or plan for this "
+            "loader"
+        )
+    steps = plan.num_steps if epochs is None else epochs * batches
+    if steps != plan.num_steps:
+        raise ValueError(
+            f"epochs must be the plan's ({plan.num_steps} steps), got {epochs} ({steps} steps); "
+            "drop the argument, or plan for as many"
+        )
+    if plan.mechanism.in_float32() != plan.mechanism:
+        raise ValueError(
+            f"plan must be priced for the coefficients that run, rounded to float32, got "
+            f"{plan.mechanism!r} before rounding, whose sensitivity may be smaller; use "
+            "corrnoise.plan, or calibrate mechanism.in_float32()"
+        )

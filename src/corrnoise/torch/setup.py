@@ -1,0 +1,197 @@
+"""The start of a run: checks, key and ledger, and the plan's parts in Opacus's objects."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from corrnoise.noise import CorrelatedNoise, Key
+from corrnoise.planning import Plan
+from corrnoise.records import Ledger, read_entries
+from corrnoise.torch import opacus
+from corrnoise.torch.fingerprint import data_digest, parameter_digest
+from corrnoise.torch.loader import StepSampler, step_loader
+from corrnoise.torch.placement import place
+from corrnoise.torch.processes import Processes
+from corrnoise.torch.step import PrivateStep
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run that has begun.
+
+    Attributes:
+        plan: what was planned and priced.
+        key: the secret.
+        noise: ``None`` where Opacus's own normals are kept.
+        step: takes the steps, and counts them.
+        header: what must not change until the end; as in the ledger.
+        clip_norm: C; of all layers together where each has its own.
+        processes: this one among those that train the model.
+    """
+
+    plan: Plan
+    key: Key
+    noise: CorrelatedNoise | None
+    step: PrivateStep
+    header: Mapping[str, Any]
+    clip_norm: float
+    processes: Processes
+
+
+def set_up(
+    plan: Plan,
+    processes: Processes,
+    *,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data_loader: DataLoader[Any],
+    shuffled: bool,
+    data_fingerprint: str | None,
+    key: Any,
+    ledger: Path | None,
+    next_step: Callable[[], int],
+    options: opacus.Options,
+) -> tuple[Setup, Any]:
+    """Wrap module, optimizer and loader with Opacus, and put the plan's parts in.
+
+    Key and ledger are written last, when nothing can be refused any more.
+
+    Args:
+        plan: checked against the loader.
+        processes: that train the model.
+        module: the model.
+        optimizer: torch's.
+        data_loader: the user's.
+        shuffled: whether it shuffles.
+        data_fingerprint: a name for the dataset, or ``None`` for a digest.
+        key: a key, a path or ``None``.
+        ledger: a path or ``None``.
+        next_step: how many steps were taken.
+        options: the arguments that are Opacus's alone.
+
+    Returns:
+        the setup, and what Opacus's ``make_private`` returned.
+    """
+    params = _trainable(optimizer)
+    secret = Key.from_bytes(processes.agree(lambda: _open_key(key, ledger).reveal()))
+    batches = plan.batches(secret, shuffled=shuffled)
+    sampler = StepSampler(batches, next_step, processes.rank, processes.world_size)
+    loader = step_loader(
+        data_loader,
+        sampler,
+        batch_first=options.batch_first,
+        rand_on_empty=options.rand_on_empty,
+    )
+    wrapped = opacus.wrap(module, optimizer, loader, plan, processes.world_size, options)
+    noise = None
+    if options.noise_generator is None:
+        noise = CorrelatedNoise(plan.mechanism, secret, memory=plan.memory, rounds=plan.rounds)
+    header = {
+        "run_id": processes.agree(lambda: uuid.uuid4().hex),
+        "key_fingerprint": secret.fingerprint,
+        "mechanism": repr(plan.mechanism),
+        "num_steps": plan.num_steps,
+        "sampling": plan.sampling.to_json(),
+        "noise_multiplier": plan.noise_multiplier,
+        "num_examples": plan.num_examples,
+        "batch_size": plan.batch_size,
+        "steps_per_epoch": plan.participation.min_sep,
+        "max_grad_norm": options.max_grad_norm,
+        "data": data_fingerprint or data_digest(data_loader.dataset, secret),
+        "parameters": parameter_digest(params, secret),
+        "shuffled": shuffled,
+        "noise": "torch" if noise is None else f"chacha{plan.rounds}",
+        "plan": plan.to_json(),
+    }
+    placement = place(wrapped.params, distributed=processes.distributed)
+    book = _open_ledger(ledger, header, processes)
+    if processes.rank == 0:
+        _keep_key(key, secret)
+    step = PrivateStep(wrapped.optimizer, noise, placement, sampler, book, secret)
+    wrapped.replace_noise(step)
+    setup = Setup(plan, secret, noise, step, book.header, options.clip_norm, processes)
+    return setup, wrapped.returned
+
+
+def check_modes(grad_sample_mode: str, clipping: str, processes: Processes) -> None:
+    """Raise unless this way of taking and clipping gradients is covered."""
+    if clipping not in ("flat", "per_layer"):
+        raise ValueError(
+            f"clipping must be 'flat' or 'per_layer', got {clipping!r}; a clip norm that follows "
+            "the data changes the sensitivity from step to step, which the plan does not price"
+        )
+    if grad_sample_mode not in opacus.MODES:
+        raise ValueError(
+            f"grad_sample_mode must be one of {', '.join(opacus.MODES)}, got {grad_sample_mode!r}"
+        )
+    if processes.sharded != (grad_sample_mode == "ghost_fsdp"):
+        raise ValueError(
+            f"grad_sample_mode must be 'ghost_fsdp' for a model of fully_shard, and for no other, "
+            f"got {grad_sample_mode!r}"
+        )
+
+
+def _trainable(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The parameters that get gradients, in the optimizer's order; refuses none at all."""
+    found = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    if not found:
+        raise ValueError(
+            "module must have parameters to train, got none that requires a gradient; "
+            "unfreeze some before make_private"
+        )
+    return found
+
+
+def _open_key(source: object, ledger: Path | None) -> Key:
+    """The key of a run: as given, from its file, or new.
+
+    Raises:
+        ValueError: a key file without the ledger of its run, or the other way round.
+    """
+    if source is None:
+        return Key.generate()
+    if isinstance(source, Key):
+        return source
+    path = Path(str(source))
+    known = ledger is not None and ledger.exists()
+    if path.exists():
+        if not known:
+            without = "no ledger was given" if ledger is None else f"{ledger} does not"
+            raise ValueError(
+                f"key must be new or come with the ledger of its run, but {path} exists and "
+                f"{without}; a key belongs to one run: give its ledger, or another path for a "
+                "new key"
+            )
+        return Key.load(path)
+    if ledger is not None and known and len(read_entries(ledger)[0]) > 1:
+        raise ValueError(
+            f"key must be the one of the run in {ledger}, but {path} does not exist; "
+            "restore it: without it the run cannot go on"
+        )
+    return Key.generate()
+
+
+def _keep_key(source: object, key: Key) -> None:
+    """Save a new key where the user wants it. The ledger must be there already.
+
+    A process that is killed before leaves a ledger without steps, which binds nobody; a key
+    without a ledger might have been used.
+    """
+    if source is not None and not isinstance(source, Key) and not Path(str(source)).exists():
+        key.save(str(source))
+
+
+def _open_ledger(path: Path | None, header: Mapping[str, Any], processes: Processes) -> Ledger:
+    """The ledger of this process: each rank has its own, since each sees its own gradients."""
+    if path is not None and processes.rank:
+        path = path.with_name(f"{path.name}.rank{processes.rank}")
+    more = {"rank": processes.rank, "world_size": processes.world_size}
+    return Ledger({**header, **more}, path)

@@ -49,7 +49,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-table: $(READY)  ## the error of every mechanism, as printed in the README
+table: $(READY)  ## the error of every mechanism, as printed in docs/choosing.md
 	$(BIN)/python benchmarks/rmse_table.py
 
 digits: $(READY)  ## accuracy at one budget, as printed in the README; about 10 minutes

@@ -52,7 +52,7 @@ def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
 def make_plan(method: str, num_examples: int, epochs: int) -> cn.Plan:
     mechanism, sampling = METHODS[method]
     options = {} if mechanism is None else {"mechanisms": [mechanism]}
-    if mechanism == "bisr":
+    if mechanism is not None and cn.mechanisms.get(mechanism).banded:
         options["num_bands"] = 4
     return cn.plan(
         num_examples=num_examples,

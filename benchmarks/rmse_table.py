@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import corrnoise as cn
+from corrnoise._rounding import rounded_up
 
 SETTINGS = ((256, 4), (1024, 4), (1024, 16), (4096, 4), (16384, 4), (16384, 16))
 LARGEST_DENSE = 256
@@ -40,7 +41,7 @@ class Gaps:
         value = f"{mechanism.rmse(participation):.3f}"
         if not sens.exact:
             k = participation.max_participations
-            self.found.append(f"{mechanism!r} with k = {k}: {100 * sens.gap:.2g} %")
+            self.found.append(f"{mechanism!r} with k = {k}: {rounded_up(100 * sens.gap, 2)} %")
             value += "*"
         return value + extra
 

@@ -1,4 +1,4 @@
-"""For Griffe, which reads the docstrings of the API pages: examples are code, not quotations."""
+"""An extension of Griffe for the API pages: doctests in docstrings become fenced code blocks."""
 
 from __future__ import annotations
 

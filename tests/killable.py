@@ -78,7 +78,7 @@ def main() -> None:
         # The ledger never forgets: every step that an observer saw is in it.
         now = 0
         if (folder / "run.ledger").exists():
-            now = len(read_entries(folder / "run.ledger")[0]) - 1
+            now = len(read_entries(folder / "run.ledger")) - 1
         seen = 0
         if (folder / "released").exists():
             lines = (folder / "released").read_text().splitlines()

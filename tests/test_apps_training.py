@@ -5,7 +5,8 @@ import torch
 
 import corrnoise as cn
 from corrnoise.apps import datasets
-from corrnoise.apps.training import Average, default_rate, sgd_settings, train
+from corrnoise.apps.averaging import Average
+from corrnoise.apps.training import default_rate, sgd_settings, train
 from corrnoise.records import Run, Statement
 from corrnoise.torch import workload_of
 

@@ -52,6 +52,7 @@ def test_nothing_in_the_project_names_them():
         text=True,
         check=False,
     )
+    assert found.returncode == 1, found.stderr  # 1: searched, and found nothing
     # ``two_band_rmse`` and ``two_band_bound`` are the paper's lemma.
     assert found.stdout == ""
 

@@ -11,7 +11,7 @@ from corrnoise import _formats
 from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger, Run, Statement
-from corrnoise.records.ledger import _line, read_entries
+from corrnoise.records.ledger import _code_of, _line, read_entries
 
 KEY = Key.from_bytes(bytes(32))
 HEADER = {"run_id": "a", "key_fingerprint": "f"}
@@ -71,16 +71,25 @@ def test_what_is_no_object_is_refused(data):
             read(data)
 
 
+def chained(*entries):
+    """The bytes of a ledger with these entries, its codes right."""
+    found, code = b"", ""
+    for entry in entries:
+        line = _line(entry, code, b"")
+        found, code = found + line, _code_of(line)
+    return found
+
+
 @pytest.mark.parametrize("version", OTHERS)
 def test_a_ledger_of_another_format_is_refused_and_left_alone(tmp_path, version):
     path = tmp_path / "ledger"
     ledger = Ledger(HEADER, path)
     ledger.record(0, "0000")
     ledger.close()
-    (header, *entries), _ = read_entries(path)
+    header, *entries = read_entries(path)
     assert header["format"] == _formats.FORMATS["ledger"] == 1
     header["format"] = version
-    path.write_bytes(b"".join(map(_line, (header, *entries))))
+    path.write_bytes(chained(header, *entries))
     before = path.read_bytes()
     with pytest.raises(ValueError, match="the format of a ledger must be 1") as caught:
         Ledger(HEADER, path)
@@ -90,8 +99,7 @@ def test_a_ledger_of_another_format_is_refused_and_left_alone(tmp_path, version)
 
 def test_a_ledger_of_the_version_before_formats_is_refused(tmp_path):
     path = tmp_path / "ledger"
-    lines = [{"ledger_version": 1, **HEADER}, {"step": 0, "gradient": "0000"}]
-    path.write_bytes(b"".join(map(_line, lines)))
+    path.write_bytes(chained({"ledger_version": 1, **HEADER}, {"step": 0, "gradient": "0000"}))
     with pytest.raises(ValueError, match=r"the format of a ledger must be 1.*got None"):
         Ledger(HEADER, path)
 

@@ -157,7 +157,7 @@ def test_memory_decides_what_can_be_chosen():
     assert plans[None].mechanism.name in ("band_mf", "dense")
     assert plans[None].error < plans[2].error <= plans[0].error
     for a in plans[2].alternatives:
-        assert (a.scheme.num_vectors > 2) == ("more than 2" in a.reason)
+        assert (a.scheme.num_vectors > 2) == ("vectors of memory, the plan allows 2" in a.reason)
     assert any(a.label == "band_mf p=3" and not a.reason for a in plans[2].alternatives)
     noise = CorrelatedNoise(plans[2].mechanism, KEY, memory=plans[2].memory)
     assert noise.scheme == plans[2].scheme

@@ -381,11 +381,10 @@ def test_batches_keep_to_the_participation(name, shuffled, data):
             assert (apart % mechanism.strategy_bands == 0).all()
 
 
-@pytest.mark.xfail(reason="Fixed.batches does not look at max_participations", strict=True)
 def test_fixed_batches_that_break_the_participation_are_refused():
     part = cn.Participation(num_steps=12, min_sep=3, max_participations=2)
     mechanism = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(12))
-    with pytest.raises(ValueError, match="max_participations"):
+    with pytest.raises(ValueError, match="max_participations must be at least 4 for fixed batches"):
         cn.samplings.FIXED.batches(30, part, mechanism, Key.generate())
 
 

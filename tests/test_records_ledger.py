@@ -1,19 +1,26 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from corrnoise.records.ledger import Ledger, read_entries
+from corrnoise.records.ledger import Ledger, _code_of, _line, read_entries
 
 HEADER = {"run_id": "a", "key_fingerprint": "f", "max_grad_norm": 1.0}
 
 
-def filled(path, steps):
-    ledger = Ledger(HEADER, path)
+KEY = b"of the codes"
+
+
+def filled(path, steps, key=b""):
+    ledger = Ledger(HEADER, path, key)
     for step in range(steps):
         ledger.record(step, f"{step:04x}")
     ledger.close()
@@ -28,9 +35,9 @@ def test_a_reopened_ledger_knows_every_step(tmp_path):
     for step in range(5):
         ledger.record(step, f"{step:04x}")
     ledger.record(5, "0005")
-    entries, size = read_entries(path)
+    entries = read_entries(path)
     assert [entry["step"] for entry in entries[1:]] == list(range(6))
-    assert size == path.stat().st_size
+    assert len(path.read_bytes().splitlines()) == 7
 
 
 def test_a_step_cannot_be_released_with_another_gradient(tmp_path):
@@ -45,7 +52,7 @@ def test_a_step_cannot_be_released_with_another_gradient(tmp_path):
     assert path.read_bytes() == before
 
 
-@given(cut=st.integers(1, 60))
+@given(cut=st.integers(2, 80))
 def test_a_torn_last_line_was_never_released(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("torn") / "ledger"
     filled(path, 3)
@@ -65,7 +72,7 @@ def test_a_torn_header_is_a_new_ledger(tmp_path):
     filled(path, 0)
     os.truncate(path, 20)
     assert Ledger(HEADER, path).num_released == 0
-    assert read_entries(path)[0][0]["key_fingerprint"] == "f"
+    assert read_entries(path)[0]["key_fingerprint"] == "f"
 
 
 def test_damage_elsewhere_is_refused(tmp_path):
@@ -83,8 +90,121 @@ def test_a_missing_step_is_refused(tmp_path):
     filled(path, 4)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:2] + lines[3:]))
-    with pytest.raises(ValueError, match="has 2 in place of step 1"):
+    with pytest.raises(ValueError, match=r"line 3 of .* was changed"):
         Ledger(HEADER, path)
+
+
+def test_steps_out_of_order_are_refused_even_with_right_codes(tmp_path):
+    path = tmp_path / "ledger"
+    filled(path, 2)
+    header, first, second = read_entries(path)
+    found, code = b"", ""
+    for entry in (header, second, first):
+        line = _line(entry, code, b"")
+        found, code = found + line, _code_of(line)
+    path.write_bytes(found)
+    with pytest.raises(ValueError, match="has 1 in place of step 0"):
+        Ledger(HEADER, path)
+
+
+@pytest.mark.parametrize("where", ["header", "middle", "last"])
+def test_every_flipped_bit_is_refused(tmp_path, where):
+    """Of a line that is not torn: also of the last one, and of its end."""
+    path = tmp_path / "ledger"
+    filled(path, 3, KEY)
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    number = {"header": 0, "middle": 2, "last": 3}[where]
+    start = sum(map(len, lines[:number]))
+    for place in range(start, start + len(lines[number])):
+        for bit in (0, 3, 7):
+            data = bytearray(whole)
+            data[place] ^= 1 << bit
+            path.write_bytes(data)
+            with pytest.raises(ValueError):  # noqa: PT011
+                Ledger(HEADER, path, KEY)
+            assert path.read_bytes() == bytes(data)  # left alone
+    path.write_bytes(whole)
+    assert Ledger(HEADER, path, KEY).num_released == 3
+
+
+def test_the_codes_need_the_key(tmp_path):
+    path = tmp_path / "ledger"
+    filled(path, 2, KEY)
+    with pytest.raises(ValueError, match="belongs to another key"):
+        Ledger(HEADER, path, b"another")
+
+
+def test_two_ledgers_cannot_be_spliced(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    filled(one, 4, KEY)
+    ledger = Ledger({**HEADER, "run_id": "b"}, two, KEY)
+    for step in range(4):
+        ledger.record(step, f"{step + 7:04x}")
+    ledger.close()
+    mixed = (
+        one.read_bytes().splitlines(keepends=True)[:3]
+        + two.read_bytes().splitlines(keepends=True)[3:]
+    )
+    one.write_bytes(b"".join(mixed))
+    with pytest.raises(ValueError, match="line 4"):
+        Ledger(HEADER, one, KEY)
+
+
+@pytest.mark.parametrize(
+    "contents", [b"corrnoise-key-v1 " + b"ab" * 32 + b"\n", b"\0", b"notes\n", b"a,b\n1,2\n", b"{}"]
+)
+def test_a_file_that_is_no_ledger_is_never_overwritten(tmp_path, contents):
+    path = tmp_path / "file"
+    path.write_bytes(contents)
+    with pytest.raises(ValueError, match="ledger must be"):
+        Ledger(HEADER, path)
+    assert path.read_bytes() == contents
+
+
+def test_a_new_ledger_is_its_owners_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        filled(tmp_path / "ledger", 1)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_fork_neither_records_nor_keeps_the_lock(tmp_path):
+    """A data loader's worker outlives a trainer that was killed; the run can still go on."""
+    path = tmp_path / "ledger"
+    code = f"""
+        import os, sys, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_records_ledger import HEADER
+        from corrnoise.records import Ledger
+        ledger = Ledger(HEADER, {str(path)!r})
+        ledger.record(0, "0000")
+        if os.fork() == 0:
+            try:
+                ledger.record(1, "0001")
+            except ValueError:
+                print("refused", flush=True)
+            time.sleep(60)
+        time.sleep(60)
+    """
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert trainer.stdout.readline() == "refused\n"
+        with pytest.raises(ValueError, match="is in use"):
+            Ledger(HEADER, path)
+        trainer.kill()
+        trainer.wait()
+        assert Ledger(HEADER, path).num_released == 1
+    finally:
+        os.killpg(trainer.pid, signal.SIGKILL)
+        trainer.stdout.close()
 
 
 def test_another_run_is_refused_and_the_difference_is_named(tmp_path):
@@ -133,4 +253,4 @@ def test_a_ledger_without_steps_binds_nobody(tmp_path):
     ledger = Ledger({**HEADER, "key_fingerprint": "other"}, path)
     ledger.record(0, "0000")
     ledger.close()
-    assert read_entries(path)[0][0]["key_fingerprint"] == "other"
+    assert read_entries(path)[0]["key_fingerprint"] == "other"

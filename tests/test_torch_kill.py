@@ -50,5 +50,5 @@ def test_a_run_killed_again_and_again_equals_one_that_was_not(tmp_path, mechanis
     wrapped, optimizer, batches = private(engine, net=net, epochs=50, mechanism=mechanism)
     train(wrapped, optimizer, batches, steps=300)
     assert torch.equal(torch.load(folder / "weights.pt"), weights(net))
-    entries, _ = read_entries(folder / "run.ledger")
+    entries = read_entries(folder / "run.ledger")
     assert [entry["step"] for entry in entries[1:]] == list(range(300))

@@ -1,8 +1,8 @@
 """The experiments of "Back to Square Roots", one module each.
 
-A module has ``TITLE``; ``run(smoke=, progress=) -> dict``, the numbers; ``draw(result, folder)``,
-the picture of them; and ``report(result) -> str``, what they say beside the paper, in Markdown. A
-new experiment is a module and a line in ``EXPERIMENTS``.
+A module has ``TITLE``; ``run(smoke=, progress=) -> dict``, which computes the numbers;
+``draw(result, folder)``, which draws them; and ``report(result) -> str``, which compares them with
+the paper, in Markdown. A new experiment is a module and a line in ``EXPERIMENTS``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXPERIMENTS = {
 }
 # Those that train models: they need torch, data and, in full, a GPU.
 TRAINING = ("table-cifar10", "beyond-cifar10", "table-imdb")
-# What one name stands for: "all-figures" is all that needs no training.
+# Names that stand for several experiments: "all-figures" is all that needs no training.
 GROUPS = {
     "all-figures": (
         "fig-bandwidth",
@@ -67,7 +67,7 @@ def reproduce(
     folder: str | Path = "reproduced",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run one experiment, write its numbers and its picture, and return the numbers.
+    """Run one experiment, write its numbers and its figure, and return the numbers.
 
     Args:
         name: one of ``names()``.

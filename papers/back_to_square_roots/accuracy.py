@@ -210,7 +210,7 @@ def means(rows: Sequence[Row], sampling: str) -> dict[str, float]:
 
 
 def claims(rows: Sequence[Row]) -> str:
-    """What became of the paper's order of the methods, in Markdown."""
+    """Whether the paper's order of the methods holds, in Markdown."""
     return markdown.claims([_claim(rows, sampling) for sampling in NAMES])
 
 

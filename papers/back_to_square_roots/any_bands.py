@@ -56,7 +56,7 @@ class Problem:
         )
 
     def search(self, start: Array, num_bands: int) -> Array:
-        """The best strategy found with so many bands."""
+        """The best strategy found with this many bands."""
         rows, columns = np.tril_indices(len(start))
         inside = rows - columns < num_bands
         band = rows[inside], columns[inside]

@@ -3,7 +3,7 @@
 Wider bands at zero memory, the planner's choice, coefficients optimised under amplification, a
 falling learning rate, averaged weights. All choices are made on 5,000 images that are held out of
 the training set, one seed each; then the winner, and the best of another mechanism, train on all
-50,000 with three seeds and see the test set once. The search is not in ε.
+50,000 with three seeds and see the test set once. The search is not part of ε.
 """
 
 from __future__ import annotations

@@ -79,12 +79,12 @@ def _panel(panel: Any, data: dict[str, Any], k: int, name: str) -> None:
 
 
 def after(row: Row, steps: int) -> float:
-    """The objective after so many steps, over the final error."""
+    """The objective after this many steps, over the final error."""
     return row["objective"][min(steps, row["steps"])] / row["final"]
 
 
 def needed(row: Row, excess: float) -> int:
-    """How many steps it took to come, and stay, this close to the final error."""
+    """After how many steps the objective stays this close to the final error."""
     far = [i for i, value in enumerate(row["objective"]) if abs(value / row["final"] - 1) > excess]
     return far[-1] + 1 if far else 0
 

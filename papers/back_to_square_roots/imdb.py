@@ -104,7 +104,7 @@ def network(seed: int) -> Any:
 
 
 def tokens(size: int | None) -> Any:
-    """The reviews, cut to ``LENGTH`` tokens; ``size`` takes so many at random."""
+    """The reviews, cut to ``LENGTH`` tokens: all of them, or ``size`` chosen at random."""
     import numpy as np
     import torch
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from corrnoise import Plan, _files
 
-# A small network leaves most of a large GPU idle; so many runs share it.
+# A small network leaves most of a large GPU idle, so this many runs share it.
 WORKERS = 6
 
 
@@ -33,7 +33,7 @@ class Job:
         seed: of the initial weights.
         rate: learning rate of m ← βm + x̂.
         clip_norm: C.
-        validation: so many of the training examples, the last ones, are held out and evaluated on.
+        validation: this many of the training examples, the last ones, are held out for evaluation.
         options: more for ``corrnoise.apps.training.train``.
         size: examples of the training set that are used; all by default.
         task: "cifar10" or "imdb".

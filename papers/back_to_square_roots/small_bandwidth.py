@@ -121,7 +121,7 @@ def report(result: dict[str, Any]) -> str:
         )
     return "\n\n".join(
         [
-            f"n = {data['n']:,}. BLT with d buffers stands at p = d + 1, which keeps as much.",
+            f"n = {data['n']:,}. BLT with d buffers is shown at p = d + 1, which keeps as much.",
             _tables.markdown(header, lines, left=(0,)),
             markdown.claims(_claims(data)),
             f"Beyond the paper: at p = {SHOWN} the RMSE of BLT over Band-Inv-MF is "

@@ -13,7 +13,7 @@ from corrnoise import _extras
 from . import record
 from .settings import METHODS
 
-# Okabe and Ito's palette, which stays apart for the colour-blind; the markers differ as well.
+# Okabe and Ito's palette, which the colour-blind can tell apart; the markers differ as well.
 COLOURS = {
     "dp_sgd": "#7a7a7a",
     "bsr": "#e69f00",

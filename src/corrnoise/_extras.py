@@ -1,4 +1,4 @@
-"""Optional libraries: imported where they are used, and named with their extra where missing."""
+"""Optional libraries: imported on use; where one is missing, the error names its extra."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load(module: str) -> Any:
     """Import an optional library.
 
     Raises:
-        ModuleNotFoundError: it is not installed; the message says which extra has it.
+        ModuleNotFoundError: the library is not installed; the message names its extra.
     """
     try:
         return import_module(module)
@@ -33,7 +33,7 @@ def load(module: str) -> Any:
 
 
 def explained(missing: ModuleNotFoundError) -> ModuleNotFoundError:
-    """The same error with a message that names the extra, where one has the library."""
+    """The same error, with a message that names the extra if one installs the library."""
     name = (missing.name or "").partition(".")[0]
     if name not in EXTRAS:
         return missing

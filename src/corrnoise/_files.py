@@ -1,7 +1,7 @@
-"""Files that a crash cannot spoil: whole or not at all, forced to the disk, locked where shared.
+"""Files that survive a crash: atomic writes, forced to the disk, and locks for shared files.
 
-Every file of a run is written here and nowhere else, so that all of them have the same guarantee:
-when a function returns, the contents and the folder's entry have been forced to the disk.
+Every file of a run is written by this module, so that all of them have the same guarantee: when a
+function returns, the contents and the folder's entry have been forced to the disk.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ def replacing(
     previous: str | os.PathLike[str] | None = None,
     mode: int = 0o666,
 ) -> Generator[IO[bytes]]:
-    """A new file that takes the place of ``path`` when the block ends without an exception.
+    """Open a new file that replaces ``path`` when the block ends without an exception.
 
     Args:
-        path: the file; there is a whole one under this name at every moment, the old or the new.
-        previous: where the old one is kept, if anywhere.
-        mode: of the new file, less the umask.
+        path: the file; at every moment a complete file has this name, the old or the new one.
+        previous: where to keep the old file; by default it is not kept.
+        mode: the permissions of the new file, before the umask.
     """
     place = Path(path)
     with _beside(place, mode) as (file, name):
         yield file
         _flush(file)
         if previous is not None and place.exists():
-            # A link, so that there is a whole file under the name at every moment.
+            # A link, so that a complete file has the name at every moment.
             spare = Path(str(name) + ".previous")
             os.link(place, spare)
             os.replace(spare, previous)
@@ -44,22 +44,22 @@ def replacing(
 
 
 def write(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Write a whole file, text as UTF-8, in place of whatever was there."""
+    """Write a complete file, text as UTF-8, and replace any existing one."""
     with replacing(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 def create(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a new file that its owner alone may read (mode 0600).
+    """Write a new file that only its owner may read (mode 0600).
 
     Raises:
-        FileExistsError: there is one already; it is left alone.
+        FileExistsError: the file exists already; it is left unchanged.
     """
     place = Path(path)
-    with _beside(place, 0o600) as (file, name):
+    with _nameless(place) as (file, name):
         file.write(data)
         _flush(file)
-        os.link(name, place)
+        _link(name, place)
     sync_folder(place.parent)
 
 
@@ -72,6 +72,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def open_to_append(path: str | os.PathLike[str]) -> IO[bytes]:
+    """An open file that is only added to; a new one may be read by its owner alone (mode 0600)."""
+    return open(path, "a+b", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def append(file: IO[bytes], data: bytes) -> None:
@@ -98,8 +103,24 @@ def lock(file: IO[bytes]) -> None:
 
 
 @contextmanager
+def _nameless(place: Path) -> Generator[tuple[IO[bytes], str | Path]]:
+    """A new file with no name in the folder, where the system has such files, and how to link it.
+
+    So that a crash leaves no copy of a secret behind.
+    """
+    try:
+        handle = os.open(place.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except (AttributeError, OSError):
+        with _beside(place, 0o600) as found:
+            yield found
+        return
+    with os.fdopen(handle, "w+b") as file:
+        yield file, f"/proc/self/fd/{file.fileno()}"
+
+
+@contextmanager
 def _beside(place: Path, mode: int) -> Generator[tuple[IO[bytes], Path]]:
-    """A temporary file in the same folder, which is gone when the block ends."""
+    """A temporary file in the same folder, which is removed when the block ends."""
     name = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
     handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
     try:
@@ -107,6 +128,18 @@ def _beside(place: Path, mode: int) -> Generator[tuple[IO[bytes], Path]]:
             yield file, name
     finally:
         name.unlink(missing_ok=True)
+
+
+def _link(name: str | Path, place: Path) -> None:
+    """A hard link; a nameless file is linked through its symbolic link under /proc."""
+    if isinstance(name, Path):
+        os.link(name, place)
+        return
+    folder = os.open(place.parent, os.O_RDONLY)  # with a folder Python follows symbolic links
+    try:
+        os.link(name, place, src_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
 
 
 def _flush(file: IO[bytes]) -> None:

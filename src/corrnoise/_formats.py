@@ -3,8 +3,8 @@
 Each kind of file carries an integer ``format``. It is raised when a field changes its meaning, its
 name or its type, or when a reader needs a field that older files do not have; a new field that
 readers may ignore does not raise it. A reader accepts exactly the versions that are listed for its
-kind and refuses every other one, newer or older, with the version of corrnoise that is running: a
-privacy claim is never read from a file whose meaning is only guessed.
+kind and refuses every other one, newer or older, with an error that names the running version of
+corrnoise: a privacy claim is never read from a file whose meaning is uncertain.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from corrnoise._version import __version__
 
 # The version that is written, for each kind of file.
-FORMATS = {"plan": 1, "run": 1, "statement": 1, "ledger": 1, "noise state": 1, "key": 1}
+FORMATS = {"plan": 1, "run": 1, "statement": 1, "ledger": 1, "noise state": 1}
 
 
 def stamped(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def opened(kind: str, data: Any) -> dict[str, Any]:
     """The fields of a file of this kind, without its format version.
 
     Raises:
-        ValueError: it is not a mapping, or its format is not one that this version reads.
+        ValueError: ``data`` is not a mapping, or this version does not read its format.
     """
     if not isinstance(data, Mapping):
         raise ValueError(f"a {kind} must be a JSON object, got {type(data).__name__}")

@@ -1,4 +1,4 @@
-"""One progress protocol: a function of (done, total), called as work goes on.
+"""The progress protocol: a function of (done, total) that is called during long work.
 
 Functions that may take longer than a second have an argument ``progress``: such a function, or
 ``True`` for a bar on the terminal. ``Bar`` is that bar; ``Share`` splits one bar between parts.
@@ -15,13 +15,13 @@ Progress = Callable[[int, int], None]
 Item = TypeVar("Item")
 
 _WIDTH = 40
-_PATIENCE = 1.0  # seconds of work before a bar is worth showing
+_PATIENCE = 1.0  # seconds of work before a bar is shown
 
 
 class Bar:
-    """A bar on standard error, shown after a second; silent where that is not a terminal.
+    """A bar on standard error, shown after a second; silent if that is not a terminal.
 
-    As a context manager it leaves no trace when the work is over.
+    As a context manager it removes the bar when the block ends.
     """
 
     def __init__(self, title: str = "", patience: float = _PATIENCE) -> None:
@@ -56,29 +56,29 @@ class Bar:
 
 
 def resolve(progress: Progress | bool | None) -> Progress | None:
-    """What an argument ``progress`` stands for: ``True`` is a bar."""
+    """The function for an argument ``progress``: ``True`` gives a ``Bar``."""
     if progress is True:
         return Bar()
     return progress or None
 
 
 class Share:
-    """One progress for several parts of known sizes, done one after the other."""
+    """One progress function for several parts of known sizes, done one after the other."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self.progress, self.total, self.done = progress, total, 0
 
     def advance(self, units: int) -> None:
-        """These units are done."""
+        """Report that these units are done."""
         self.done += units
         self._show(self.done)
 
     def part(self, units: int) -> Progress:
-        """Progress within the next ``units``; it never goes back."""
+        """A progress function for the next ``units``; the progress shown never decreases."""
         return lambda done, total: self._show(self.done + units * done // (total + 1))
 
     def finish(self) -> None:
-        """All units are done, whether they were needed or not."""
+        """Report that all units are done, whether they were needed or not."""
         self._show(self.total)
 
     def _show(self, done: int) -> None:
@@ -87,7 +87,7 @@ class Share:
 
 
 def tracked(items: Sequence[Item], progress: Progress | None) -> Iterator[Item]:
-    """The items; ``progress`` is called when each of them is done."""
+    """Yield the items; ``progress`` is called when each of them is done."""
     for done, item in enumerate(items, 1):
         yield item
         if progress is not None:

@@ -6,26 +6,28 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 
 
 def rounded_up(value: float, digits: int = 5) -> str:
-    """``value`` in a few digits and never below it: an ε, a δ or a noise multiplier to quote.
+    """``value`` in a few digits, never below it: for an ε, a δ or a noise multiplier.
 
     >>> rounded_up(3.141511), rounded_up(9.0), rounded_up(1e-05, 3)
     ('3.1416', '9', '1e-05')
     """
+    value = float(value)
     near = f"{value:.{digits}g}"
-    if float(near) >= value * (1.0 - 1e-12):
+    if float(near) >= value:
         return near
     up = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
     return f"{float(up):.{digits}g}"
 
 
 def rounded_down(value: float, digits: int = 4) -> str:
-    """``value`` in a few digits and never above it: a lower bound to quote.
+    """``value`` in a few digits, never above it: for a lower bound.
 
     >>> rounded_down(2.99999), rounded_down(3.0)
     ('2.999', '3')
     """
+    value = float(value)
     near = f"{value:.{digits}g}"
-    if float(near) <= value * (1.0 + 1e-12):
+    if float(near) <= value:
         return near
     down = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(repr(value))
     return f"{float(down):.{digits}g}"

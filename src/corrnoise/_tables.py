@@ -1,4 +1,4 @@
-"""Tables for people, as aligned text or as Markdown: the one table printer."""
+"""The table printer: tables as aligned text or as Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def text(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Aligned columns under their names; those of ``left`` to the left, the others to the right.
+    """A table of aligned columns; those in ``left`` are aligned left, the others right.
 
     >>> print(text(["name", "error"], [["dp_sgd", "7.5"], ["bisr", "12"]]))
     name    error
@@ -28,7 +28,7 @@ def text(columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[i
 def markdown(
     columns: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] | None = None
 ) -> str:
-    """A Markdown table; all columns to the left, unless ``left`` names those that are.
+    """A Markdown table; all columns are aligned left, unless ``left`` names those that are.
 
     >>> print(markdown(["name", "error"], [["bisr", "12"]], left=(0,)))
     | name | error |

@@ -1,4 +1,4 @@
-r"""What no factorization can beat, and what the paper's theorems promise, as numbers.
+r"""Lower bounds on the error of every factorization, and the bounds of the paper's theorems.
 
 **Lower bounds.** Let u be any random participation: a pattern of at most k steps, b apart, with a
 unit vector for each step, and M = E[u uᵀ]. Then for every factorization A = BC
@@ -6,16 +6,18 @@ unit vector for each step, and M = E[u uᵀ]. Then for every factorization A = B
     sens(C)² ≥ E‖Cu‖² = ‖C M^{1/2}‖_F²,
     rmse·√n = ‖B‖_F·sens(C) ≥ ‖B‖_F·‖C M^{1/2}‖_F ≥ ‖A M^{1/2}‖_*,
 
-so each choice of u is a lower bound. Three are evaluated here. The first two are the parts of the
-paper's General Multi-Participation Lower Bound; the vectors of different steps may be orthogonal,
-which makes the second twice what Lemma "k_b_lower_bound_new" proves with subsets.
+so each choice of u gives a lower bound. Three are evaluated here. The first two are the parts of
+the paper's General Multi-Participation Lower Bound; the vectors of different steps may be
+orthogonal, which makes the second twice the bound that Lemma "k_b_lower_bound_new" proves with
+subsets.
 
 * ``pattern``: u is the pattern 0, b, 2b, … itself: ‖Aπ‖₂/√n.
-* ``nuclear``: a uniformly random offset, orthogonal vectors: M = I/s, ‖A‖_*/√(ns), with
-  s = max(b, ⌈n/k⌉).
-* ``correlated``: the same offsets, vectors correlated like the columns of A with weight t:
-  M_t = (1/s)·P∘((1-t)I + tR), P_ij = 1 where i ≡ j mod s, R the correlation matrix of AᵀA. The
-  best of a few t is kept. It contains the second, and meets the optimum for b = 1. Small n only.
+* ``nuclear``: u has a uniformly random offset and orthogonal vectors: M = I/s, which gives
+  ‖A‖_*/√(ns), with s = max(b, ⌈n/k⌉).
+* ``correlated``: the same offsets, with vectors correlated like the columns of A with weight t:
+  M_t = (1/s)·P∘((1-t)I + tR), with P_ij = 1 where i ≡ j mod s and R the correlation matrix of AᵀA.
+  The best of a few t is kept. It includes ``nuclear`` (t = 0), and attains the optimum for b = 1.
+  It is computed for small n only.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ __all__ = [
 
 Array = npt.NDArray[np.float64]
 
-# Up to here dense linear algebra takes about a second.
+# Up to this n, dense linear algebra takes about a second.
 _LARGEST_DENSE = 512
 
 
@@ -54,8 +56,8 @@ class LowerBounds:
 
     Attributes:
         pattern: ‖Aπ‖₂/√n.
-        nuclear: ‖A‖_*/√(ns), itself from below where n is large.
-        correlated: the best mixture of the two; ``None`` where n is too large for it.
+        nuclear: ‖A‖_*/√(ns), with a lower bound of ‖A‖_* where n is large.
+        correlated: the bound with the best t; ``None`` where n is too large for it.
     """
 
     pattern: float
@@ -64,12 +66,12 @@ class LowerBounds:
 
     @property
     def value(self) -> float:
-        """The largest of them."""
+        """The largest of the bounds."""
         return max(self.pattern, self.nuclear, self.correlated or 0.0)
 
 
 def lower_bound(workload: Workload, participation: Participation) -> float:
-    """No factorization of the workload has a smaller rmse under this participation.
+    """A lower bound: no factorization of the workload has a smaller rmse for this participation.
 
     >>> import corrnoise as cn
     >>> round(cn.lower_bound(cn.workloads.prefix_sum(64), cn.Participation(64, 1, 64)), 4)
@@ -79,7 +81,7 @@ def lower_bound(workload: Workload, participation: Participation) -> float:
 
 
 def lower_bounds(workload: Workload, participation: Participation) -> LowerBounds:
-    """Every part of the lower bound, evaluated: O(n log n), or O(n³) for n up to 512."""
+    """Evaluate every part of the lower bound, in O(n log n), or in O(n³) for n up to 512."""
     participation.check_steps(workload.num_steps, "workload")
     n = workload.num_steps
     spacing = max(participation.min_sep, -(-n // participation.max_participations))
@@ -91,12 +93,13 @@ def lower_bounds(workload: Workload, participation: Participation) -> LowerBound
 
 
 def nuclear_norm(workload: Workload) -> float:
-    """‖A‖_*: exact for the prefix sum and for n up to 512, otherwise from below.
+    """The nuclear norm ‖A‖_*: exact for the prefix sum and n up to 512, else a lower bound.
 
-    From below: ‖A‖_* ≥ tr(UᵀA) for every ‖U‖ ≤ 1, and the n×n section of a circulant matrix with
-    unimodular eigenvalues is one. Its eigenvalues are the phases of A(r·e^{iω}), for the best of a
-    few radii r just below 1, where the trace is Σ_t (n-t) a_t φ_t: O(n log n). About 5 % below
-    the truth for the prefix sum, less with decay.
+    The lower bound: ‖A‖_* ≥ tr(UᵀA) for every ‖U‖ ≤ 1, and the n×n section of a circulant matrix
+    with unimodular eigenvalues is such a U. The eigenvalues are the phases of A(r·e^{iω}), for the
+    best of a few radii r just below 1. With φ the first column of the circulant matrix, the trace
+    is Σ_t (n-t) a_t φ_t, in O(n log n). It is about 5 % below ‖A‖_* for the prefix sum, and closer
+    with decay.
     """
     n, a = workload.num_steps, workload.coef
     if (workload.decay, workload.momentum) == (1.0, 0.0):
@@ -145,12 +148,12 @@ def bisr_upper_bound(workload: Workload, participation: Participation, num_bands
 
         E² ≤ k(1+β)²/(1-β)⁸ · (1 + log p + (n-p)·r_{p-1}²) · (2 + log p + 54 p/b),
 
-    where the proof's (n-p)/(πp) is replaced by (n-p)·r_{p-1}², which it does not bound; for α < 1,
-    with S = log(1/(1-α²))/(α-β)² ≥ Σ c_t² and ⟨C_l, C_m⟩ ≤ α^{|l-m|b}·S,
+    where (n-p)·r_{p-1}² replaces the proof's (n-p)/(πp), which is not an upper bound of it; for
+    α < 1, with S = log(1/(1-α²))/(α-β)² ≥ Σ c_t² and ⟨C_l, C_m⟩ ≤ α^{|l-m|b}·S,
 
         E² ≤ (S + α^{2p}/(1-α²)) · k·S·(1+α^b)/(1-α^b).
 
-    Loose by its nature: it proves the rate, not the value.
+    The bound is loose: it proves the rate, not the value.
     """
     n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
     p = checks.integer("num_bands", num_bands, 1, n)
@@ -190,6 +193,6 @@ def two_band_rmse(num_steps: int, rate: float) -> float:
 
 
 def two_band_bound(num_steps: int) -> float:
-    """√(3/2)·n^{1/4}, which the best λ of ``two_band_rmse`` stays below (at λ² = 1 - 1/√n)."""
+    """√(3/2)·n^{1/4}, an upper bound of ``two_band_rmse`` at the best λ (at λ² = 1 - 1/√n)."""
     n = checks.integer("num_steps", num_steps, 1)
     return math.sqrt(1.5) * n**0.25

@@ -48,7 +48,7 @@ class Participation:
         return np.arange(self.max_participations, dtype=np.int64) * self.min_sep
 
     def check_steps(self, num_steps: int, owner: str) -> None:
-        """Raise unless this participation is for as many steps as its workload or mechanism."""
+        """Raise unless this participation has as many steps as its workload or mechanism."""
         if self.num_steps != num_steps:
             raise ValueError(
                 f"participation.num_steps must be the {owner}'s {num_steps}, got "

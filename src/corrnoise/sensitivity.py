@@ -5,20 +5,20 @@ r"""Sensitivity of a strategy C when one example takes part up to k times, at le
 
 with equality where the inner products are non-negative. Every function here that returns a
 ``Sensitivity`` evaluates a proven upper bound and a value that some pattern attains; where the two
-meet, the sensitivity is known exactly. All of them are squares until the last line.
+agree, the sensitivity is known exactly. All other functions work with squares.
 
 For a Toeplitz C with coefficients c (O(n) or O(k n log n) time, O(n) memory, never n×n):
 
 * *Attained*: the pattern 0, b, 2b, …
 * *Majorant*: |c_t| ≤ max_{s≥t} |c_s|, which is non-increasing, and for a non-increasing sequence
-  that pattern is the worst (Theorem 2 of Kalinin and Lampert, 2024). Exact for monotone c.
-* *Autocorrelation*: lengthening each inner product to the most terms that its later column can
-  have only adds, so with T_m = n - mb and g_m(ℓ) = Σ_{t<T_m} |c_t c_{t+ℓ}|,
+  that pattern is the worst (Theorem 2 of Kalinin and Lampert, 2024). It is exact for monotone c.
+* *Autocorrelation*: extending each inner product to the most terms that its later column can have
+  only increases it, so with T_m = n - mb and g_m(ℓ) = Σ_{t<T_m} |c_t c_{t+ℓ}|,
 
       sens² ≤ Σ_m g_m(0) + 2 Σ_{l<m} max_{ℓ ≥ (m-l)b} g_m(ℓ).
 
-  Exact where the autocorrelation, not c itself, decreases at the lags that matter. Exact also for
-  every C with at most b bands, whatever its signs: there all the maxima are 0.
+  It is exact where the autocorrelation, not c itself, decreases at the lags that matter, and for
+  every C with at most b bands, whatever its signs: all the maxima are then 0.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from corrnoise.participation import Participation
 
 Array = npt.NDArray[np.float64]
 
-# Upper and attained value are one number when they differ by no more than float64 rounding.
+# Upper and attained value count as equal when they differ by no more than float64 rounding.
 ROUNDING = 1e-11
 # The autocorrelation bound takes one FFT per participation; beyond this many, neighbouring
-# participations share the larger of their two bounds, which stays valid.
+# participations share the largest of their bounds, which remains valid.
 _MOST_TRANSFORMS = 64
 
 
@@ -46,8 +46,8 @@ class Sensitivity:
     """A certified sensitivity.
 
     Attributes:
-        value: what the noise must be scaled to. Never below the true sensitivity, up to float64
-            rounding (relative error below 1e-11).
+        value: the number that the noise is scaled to. It is never below the true sensitivity, up
+            to float64 rounding (relative error below 1e-11).
         lower: the largest value that a participation pattern was found to attain.
         exact: whether ``value`` is the sensitivity itself (``value == lower`` up to rounding).
     """
@@ -58,12 +58,12 @@ class Sensitivity:
 
     @property
     def gap(self) -> float:
-        """How much of ``value`` may be slack, relative: 0 where exact."""
+        """The largest possible relative slack of ``value``; 0 where it is exact."""
         return 0.0 if self.exact else 1.0 - self.lower / self.value
 
     @staticmethod
     def from_squares(upper: float, lower: float) -> Sensitivity:
-        """From a proven upper bound and an attained value of the square."""
+        """Build from a proven upper bound and an attained value of the square."""
         return Sensitivity(
             value=math.sqrt(max(upper, lower)),
             lower=math.sqrt(lower),
@@ -79,7 +79,7 @@ class Sensitivity:
 def of_toeplitz(strategy_coef: Array, participation: Participation) -> Sensitivity:
     """The sensitivity of the lower-triangular Toeplitz C with these coefficients.
 
-    Tries the cheap certificate first: O(n) where c is monotone, O(k n log n) otherwise.
+    The cheap certificate is tried first: O(n) where c is monotone, O(k n log n) otherwise.
 
     >>> of_toeplitz(np.array([1.0, 0.5, 0.25, 0.125]), Participation(4, 2, 2))
     Sensitivity(1.78973, exact)
@@ -120,7 +120,7 @@ def autocorrelation(
         strategy_coef: c, length n.
         participation: n, b, k.
         smoothing: h ≥ 0; |c| is replaced by sqrt(c² + h²), a smooth and larger function, so the
-            result stays an upper bound. For optimisers.
+            result remains an upper bound. Optimisers use it.
 
     Returns:
         The bound and its gradient with respect to c.
@@ -132,12 +132,12 @@ def autocorrelation(
     groups = np.array_split(np.arange(k), min(k, _MOST_TRANSFORMS))
     bound, gradient = 0.0, np.zeros(n)
     for group in groups:
-        # All m of a group use the first one's, the longest, sum.
+        # All m of a group use the sum of the first one, which is the longest.
         terms = n - int(group[0]) * b
         head = np.fft.rfft(size[:terms], length) if terms < n else whole
         g = np.fft.irfft(np.conj(head) * whole, length)[:n]
         g[0] = _square(size[:terms])
-        # For each j one lag of at least jb in every m ≥ j of the group, for (l, m) and (m, l).
+        # Each j has one lag of at least jb in every m ≥ j of the group, for (l, m) and (m, l).
         last = int(group[-1])
         lags = np.concatenate([[0], _largest_after(g, b, last)])
         counts = group.size - np.searchsorted(group, np.arange(last + 1))
@@ -156,8 +156,8 @@ def of_matrix(strategy: Array, participation: Participation) -> Sensitivity:
     """The sensitivity of any n×n strategy matrix, in O(n² k) time after its Gram matrix.
 
     Each pattern's sum Σ_{l,m} |G| is at most Σ_m h(i_m), where h(i) is the largest Σ_j |G_ij| that
-    a pattern through i can collect; both maxima are dynamic programmes. Exact where C has at most
-    b bands: there h is the squared column norm.
+    a pattern through i can collect; both maxima are found by dynamic programming. The result is
+    exact where C has at most b bands, since h is then the squared column norm.
     """
     gram = strategy.T @ strategy
     size = np.abs(gram)
@@ -174,7 +174,7 @@ def of_matrix(strategy: Array, participation: Participation) -> Sensitivity:
 def heaviest_pattern(
     weight: Array, participation: Participation
 ) -> tuple[float, npt.NDArray[np.int64]]:
-    """The pattern with the largest total of non-negative weights, and that total: O(nk)."""
+    """The largest total of non-negative weights over patterns, and its pattern, in O(nk)."""
     n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
     table = [np.zeros(n + 1)]
     for _ in range(k):
@@ -192,7 +192,7 @@ def heaviest_pattern(
 
 
 def _one_more(table: Array, weights: Array, min_sep: int) -> Array:
-    """From the largest totals among the first i steps, those with one participation more."""
+    """The largest totals among the first i steps, with one more participation than ``table``."""
     before = table[np.maximum(np.arange(1, len(table)) - min_sep, 0)]
     totals = np.zeros_like(table)
     totals[1:] = np.maximum.accumulate(weights + before, axis=0)
@@ -200,7 +200,7 @@ def _one_more(table: Array, weights: Array, min_sep: int) -> Array:
 
 
 def _attained_by_search(strategy_coef: Array, participation: Participation) -> float:
-    """The best of a few patterns beyond 0, b, 2b, …, with signs chosen one after the other."""
+    """The largest square of a few evenly spaced patterns, with signs chosen one by one."""
     n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
     if k > _MOST_TRANSFORMS:
         return 0.0
@@ -233,7 +233,7 @@ def _largest_after(g: Array, min_sep: int, last: int) -> npt.NDArray[np.int64]:
 
 
 def _signed_square(gram: Array) -> float:
-    """The largest xᵀGx found over signs x, chosen one after the other."""
+    """A large xᵀGx over vectors of signs x, which are chosen one after the other."""
     signs = np.ones(gram.shape[0])
     for m in range(1, gram.shape[0]):
         signs[m] = 1.0 if gram[m, :m] @ signs[:m] >= 0 else -1.0
@@ -241,7 +241,7 @@ def _signed_square(gram: Array) -> float:
 
 
 def _comb(x: Array, participation: Participation) -> Array:
-    """Σ_{j<k} x shifted by jb: the series x·(1 + x^b + … + x^{(k-1)b}), in O(n)."""
+    """Σ_{j<k} of ``x`` shifted by jb: its series times 1 + x^b + … + x^{(k-1)b}, in O(n)."""
     n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
     rows = -(-n // b)
     total = np.zeros(rows * b)

@@ -4,8 +4,8 @@
     sgd(n, momentum=β, decay=α)            A = 1/((1 - αx)(1 - βx))
     toeplitz(coef)                         any first column with a positive diagonal
 
-The closed forms of the square roots of the SGD workload (the paper's r_k, r̃_k, c_k, c̃_k) live
-here too, each by a recurrence of two or three terms.
+The closed forms of the square roots of the SGD workload (the paper's r_k, r̃_k, c_k, c̃_k) are
+here too, each computed by a recurrence of two or three terms.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Workload:
     Attributes:
         num_steps: n.
         series: A(x).
-        decay: α and
-        momentum: β where A is the SGD workload; both ``None`` for any other.
+        decay: α where A is the SGD workload; ``None`` for any other.
+        momentum: β where A is the SGD workload; ``None`` for any other.
     """
 
     num_steps: int
@@ -135,7 +135,7 @@ def toeplitz(coef: npt.ArrayLike) -> Workload:
 
 
 def r(num_terms: int) -> Array:
-    """r_k = |binom(-1/2, k)|, of (1 - x)^{-1/2}, by r_k = (k - 1/2)/k · r_{k-1}.
+    """The coefficients r_k = |binom(-1/2, k)| of (1 - x)^{-1/2}, by r_k = (k - 1/2)/k · r_{k-1}.
 
     >>> r(4)
     array([1.    , 0.5   , 0.375 , 0.3125])
@@ -145,7 +145,7 @@ def r(num_terms: int) -> Array:
 
 
 def r_tilde(num_terms: int) -> Array:
-    """r̃_k = (-1)^k binom(1/2, k), of (1 - x)^{1/2}, by r̃_k = (k - 3/2)/k · r̃_{k-1}.
+    """The coefficients r̃_k = (-1)^k binom(1/2, k) of (1 - x)^{1/2}, by r̃_k = (k - 3/2)/k · r̃_{k-1}.
 
     >>> r_tilde(4)
     array([ 1.    , -0.5   , -0.125 , -0.0625])
@@ -155,7 +155,7 @@ def r_tilde(num_terms: int) -> Array:
 
 
 def sgd_sqrt(num_terms: int, decay: float, momentum: float) -> Array:
-    """c_k of A_{α,β}^{1/2}, by (k+1)·c_{k+1} = (α+β)(k+1/2)·c_k - αβ·k·c_{k-1}.
+    """The c_k of A_{α,β}^{1/2}, by (k+1)·c_{k+1} = (α+β)(k+1/2)·c_k - αβ·k·c_{k-1}.
 
     The recurrence is the differential equation of ((1-αx)(1-βx))^{-1/2} read off at x^k; c is its
     dominant solution, so running it forward is stable (paper: Theorem 1 of Kalinin and Lampert).
@@ -164,7 +164,7 @@ def sgd_sqrt(num_terms: int, decay: float, momentum: float) -> Array:
 
 
 def sgd_inverse_sqrt(num_terms: int, decay: float, momentum: float) -> Array:
-    """c̃_k of A_{α,β}^{-1/2}, by (k+1)·c̃_{k+1} = (α+β)(k-1/2)·c̃_k - αβ(k-2)·c̃_{k-1}.
+    """The c̃_k of A_{α,β}^{-1/2}, by (k+1)·c̃_{k+1} = (α+β)(k-1/2)·c̃_k - αβ(k-2)·c̃_{k-1}.
 
     Paper: Lemma "Inverse Square Root of the Matrix A_{α,β}".
     """

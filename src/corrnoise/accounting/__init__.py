@@ -1,4 +1,4 @@
-"""Prices of privacy, as functions of numbers and vectors: what the samplings are priced with."""
+"""Privacy accounting as functions of numbers and vectors: the samplings are priced with it."""
 
 from corrnoise.accounting import gaussian
 from corrnoise.accounting.balls_in_bins import Estimate

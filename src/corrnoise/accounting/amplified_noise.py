@@ -1,18 +1,19 @@
-r"""The noise that balls-in-bins needs, with its gradient for C: to optimise, not to certify.
+r"""The noise that balls-in-bins needs, and its gradient in C: to optimise, not to certify.
 
-With the notation of ``balls_in_bins``, y is drawn once and for all as θ(m_{j_1} + … + m_{j_f}) +
-σz: tuples of bins from the distribution q that fits a first strategy, and z standard normal. For
-any other strategy, with w(j) the weight of a tuple,
+With the notation of ``balls_in_bins``, y is drawn once as θ(m_{j_1} + … + m_{j_f}) + σz: the tuples
+of bins come from the distribution q that fits a first strategy, and z is standard normal. For any
+other strategy, with w(j) the weight of a tuple,
 
     δ ≈ (1/N) Σ_i  w(j_i)/(b^f q(j_i)) · e^{L_i}/(mean_j e^{θx_ij})^f · (1 - e^{ε-L_i})_+ ,
 
-unbiased, and smooth almost everywhere: everything in it is a function of the inner products of the
-means with each other and with the z_i. One product with the n×N matrix of the z_i, and one for the
-gradient, are all that is large: O(nbN). σ solves δ(σ, C) = δ by Newton's method in the logarithms,
-and its gradient is that of δ by the theorem of the implicit function.
+which is unbiased and smooth almost everywhere: it is a function of the inner products of the means
+with each other and with the z_i. Only two products are large, one with the n×N matrix of the z_i
+and one for the gradient: O(nbN). σ solves δ(σ, C) = δ by Newton's method in the logarithms, and its
+gradient follows from that of δ by the implicit function theorem.
 
 More than 500 bins are thinned out, as in ``bins``. A coefficient of C below 0 counts as 0, with a
-penalty, since the analysis needs C ≥ 0. Only removing an example counts: adding is seldom worse.
+penalty, since the analysis needs C ≥ 0. Only the removal of an example is considered: adding one is
+seldom worse.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from corrnoise.participation import Participation
 Array = npt.NDArray[np.float64]
 
 _MOST_BINS = 500
-# Operations of one product; more draws would take longer than they gain.
+# Operations of one product; more draws are not worth their time.
 _PRODUCT = 2e9
 _PENALTY = 1e3
 _NEWTON_STEPS = 30
-# With less than this part of the effective draws of the first C, another is too far from it.
+# A C with less than this fraction of the first one's effective draws is too far from it.
 _FEWEST = 0.25
 
 
 @dataclass(frozen=True)
 class _Slopes:
-    """Log δ; its derivatives for log σ, for the Gram matrix, and for the products with z.
+    """Log δ, and its derivatives in log σ, the Gram matrix, and the products with z.
 
     ``draws`` is the effective number of draws.
     """
@@ -53,7 +54,7 @@ class _Slopes:
 
 
 class AmplifiedNoise:
-    """σ² and its gradient, for strategies not too far from the one that it was made for."""
+    """σ² and its gradient, for strategies not too far from the one that it was built for."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class AmplifiedNoise:
         self.theta, self.folds = tuples.theta, tuples.folds
         self.chosen = tuples.draw(generator, draws)
         self.normals = generator.standard_normal((draws, n))
-        # For each fold, the b×N matrix that adds up what belongs to the same bin.
+        # For each fold, the b×N matrix that sums the draws of the same bin.
         b, ones, at = self.delays.size, np.ones(draws), np.arange(draws)
         self.picks = [csr_matrix((ones, (j, at)), (b, draws)) for j in self.chosen]
         self.log_sigma, self.square = math.log(noise_multiplier), float(gram[0, 0])
@@ -89,7 +90,7 @@ class AmplifiedNoise:
         self.fewest = _FEWEST * first.draws if first is not None else math.inf
 
     def __call__(self, strategy_coef: Array) -> tuple[float, Array]:
-        """σ² where δ is met, and its gradient for the coefficients of C."""
+        """The σ² at which δ is met, and its gradient in the coefficients of C."""
         below = np.minimum(strategy_coef, 0.0)
         means = self._means(strategy_coef - below)
         gram, products = means.T @ means, self.normals @ means
@@ -113,7 +114,7 @@ class AmplifiedNoise:
         return squared * factor, factor * (gradient * inside + squared * 2.0 * _PENALTY * below)
 
     def _at(self, log_sigma: float, gram: Array, products: Array) -> _Slopes | None:
-        """Log δ and its derivatives; ``None`` where too few of the draws count."""
+        """Log δ and its derivatives; ``None`` where too few draws are effective."""
         sigma, theta, folds, count = math.exp(log_sigma), self.theta, self.folds, len(products)
         scaled = gram / sigma**2
         linear = products / sigma
@@ -166,7 +167,7 @@ class AmplifiedNoise:
         return result
 
     def _means(self, coef: Array) -> Array:
-        """m_j for each of the bins that count, n×b."""
+        """The means m_j of the bins that are used, n×b."""
         n, s = coef.size, first_mean(coef, self.participation.min_sep)
         result = np.zeros((n, self.delays.size))
         for column, delay in enumerate(self.delays):
@@ -174,7 +175,7 @@ class AmplifiedNoise:
         return result
 
     def _by_coef(self, by_means: Array) -> Array:
-        """The transpose of ``_means``."""
+        """Apply the transpose of ``_means``."""
         n = len(by_means)
         by_first = np.zeros(n)
         for column, delay in enumerate(self.delays):

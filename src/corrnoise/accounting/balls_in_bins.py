@@ -1,39 +1,43 @@
 r"""Balls-in-bins: an example falls into one of b bins; bin j is used at steps j, j+b, j+2b ….
 
-For a non-negative lower-triangular C the pair that dominates removing an example is
+For a non-negative lower-triangular C the dominating pair for removing an example is
 
     P = (1/b) Σ_j N(m_j, σ²I),   Q = N(0, σ²I),   m_j = Σ_i C[:, j+ib],
 
-and adding one the pair (Q, P) (Choquette-Choo et al., 2024; Chua et al., 2024). With
+and that for adding one is (Q, P) (Choquette-Choo et al., 2024; Chua et al., 2024). With
 x_j = ⟨m_j, y⟩/σ² - ‖m_j‖²/(2σ²) and L = log mean_j e^{x_j},
 
     δ_remove(ε) = E_P[(1 - e^{ε-L})_+],   δ_add(ε) = E_Q[(1 - e^{ε+L})_+].
 
-Only the b numbers ⟨m_j, y⟩ matter, Gaussian with the Gram matrix of the m_j as covariance.
+Only the b numbers ⟨m_j, y⟩ matter; they are Gaussian, with σ² times the Gram matrix
+of the m_j as covariance.
 
 **Removing: importance sampling with a bounded weight.** For a number of folds f and θ > 0 let
-τ = fθ and draw y from the density proportional to (mean_j e^{θx_j})^f under Q. Expanding the power,
-that is a mixture over f-tuples of bins of N(θ(m_{j_1} + … + m_{j_f}), σ²I), a tuple's weight being
+τ = fθ and draw y from the density proportional to (mean_j e^{θx_j})^f under Q. Expanding the power
+gives a mixture over f-tuples of bins of N(θ(m_{j_1} + … + m_{j_f}), σ²I), in which a tuple has the
+weight
 
     Π_a exp((θ²-θ)d_{j_a}/2) · Π_{a<c} exp(θ²⟨m_{j_a}, m_{j_c}⟩/σ²),    d_j = ‖m_j‖²/σ²,
 
-and Z, b^{-f} times the sum of all of them, is the constant of proportionality. By the inequality of
-the power means mean_j e^{θx_j} ≥ e^{θL}·min(1, b^{θ-1}), so the integrand, its weight
-Z·e^L/(mean_j e^{θx_j})^f included, is at most
+and Z, b^{-f} times the sum of all weights, is the normalising constant. By the power mean
+inequality, mean_j e^{θx_j} ≥ e^{θL}·min(1, b^{θ-1}), so the integrand, including its weight
+Z·e^L/(mean_j e^{θx_j})^f, is at most
 
     Z·max(1, b^{(1-θ)f})·e^{-(τ-1)L} (1 - e^{ε-L})_+
       ≤  W = Z·max(1, b^{(1-θ)f})·e^{-(τ-1)ε} (τ-1)^{τ-1}/τ^τ
 
-and its second moment at most W·δ: the relative error after N draws is about √(W/(δN)), whatever δ.
-With θ = 1, W is the bound on δ that the Rényi divergence of order f gives; f and θ are chosen for
-the least W, f up to 3 where b is small. (f = 1 alone leaves a slack of up to b^{τ-1}.)
+and its second moment is at most W·δ: for every δ, the relative error after N draws is about
+√(W/(δN)). With θ = 1, W is the bound on δ that the Rényi divergence of order f gives; f and θ are
+chosen for the least W, with f up to 3 where b is small. (f = 1 alone leaves a slack of up to
+b^{τ-1}.)
 
-**Adding.** L ≥ mean_j x_j (Jensen), so L < -ε needs ⟨m̄, y⟩/σ² < d̄/2 - ε, m̄ and d̄ the means: with no
-sampling δ_add ≤ Φ(-(ε - d̄/2)σ/‖m̄‖), which is often far below any target. Where it is not, y is
-drawn from N(-τm̄, σ²I), where the weight is at most exp(-τ(ε - d̄/2) + τ²‖m̄‖²/(2σ²)).
+**Adding.** L ≥ mean_j x_j (Jensen), so L < -ε needs ⟨m̄, y⟩/σ² < d̄/2 - ε, with m̄ and d̄ the means.
+Hence, with no random draws, δ_add ≤ Φ(-(ε - d̄/2)σ/‖m̄‖), which is often far below any target. Where
+it is not, y is drawn from N(-τm̄, σ²I), and the weight is at most
+exp(-τ(ε - d̄/2) + τ²‖m̄‖²/(2σ²)).
 
-**Certified.** Means of N independent numbers in [0, W] are bounded from above by Maurer and
-Pontil's empirical Bernstein inequality (2009): with probability 1 - η over the draws,
+**Certificate.** The expectation of N independent draws in [0, W] is bounded from above by Maurer
+and Pontil's empirical Bernstein inequality (2009): with probability 1 - η over the draws,
 
     δ ≤ mean + √(2·var·log(2/η)/N) + 7·W·log(2/η)/(3(N-1)).
 """
@@ -56,9 +60,9 @@ from corrnoise.accounting.bins import Bins, Indices
 Array = npt.NDArray[np.float64]
 Direction = Literal["remove", "add"]
 
-# Up to this many bins triples of them are weighed: b³ operations.
+# Triples of bins, which take b³ operations, are used up to this many bins.
 _MOST_TRIPLES = 400
-# Floats in flight per thread.
+# Floats that one thread works on at a time.
 _BLOCK = 1 << 21
 
 
@@ -68,9 +72,9 @@ class Estimate:
 
     Attributes:
         mean: the unbiased estimate.
-        standard_error: of the mean.
+        standard_error: the standard error of the mean.
         failure_probability: η.
-        samples: N.
+        samples: N, the number of draws.
         largest: W, which no draw exceeds.
     """
 
@@ -82,11 +86,11 @@ class Estimate:
 
     @property
     def upper(self) -> float:
-        """A value that δ exceeds with at most ``failure_probability`` over the draws."""
+        """A value that δ exceeds with probability at most η over the draws."""
         return self.upper_with(self.samples)
 
     def upper_with(self, samples: int) -> float:
-        """What ``upper`` would be with another number of draws of this mean and variance."""
+        """The value of ``upper`` for another number of draws with this mean and variance."""
         log_term = math.log(2.0 / self.failure_probability)
         deviation = self.standard_error * math.sqrt(2.0 * log_term * self.samples / samples)
         return self.mean + deviation + 7.0 * self.largest * log_term / (3.0 * (samples - 1))
@@ -103,9 +107,9 @@ def estimate(
     seed: tuple[int, ...],
     progress: Progress | None = None,
 ) -> Estimate:
-    """δ(ε) of one direction: estimated, and certified from above.
+    """Estimate δ(ε) of one direction, with a certified upper bound.
 
-    The draws depend on ``seed`` and on nothing else: not on σ, ε, or the number of cores.
+    The random numbers depend on ``seed`` alone, not on σ, ε or the number of cores.
     """
     tilt = (
         _tilt_remove(bins, sigma, epsilon)
@@ -124,7 +128,7 @@ def estimate(
 
 
 def add_bound(bins: Bins, sigma: float, epsilon: float) -> float:
-    """δ_add(ε) ≤ Φ(-(ε - d̄/2)σ/‖m̄‖), with no sampling."""
+    """The upper bound Φ(-(ε - d̄/2)σ/‖m̄‖) of δ_add(ε), with no random draws."""
     from scipy.special import ndtr
 
     margin = epsilon - float(np.mean(bins.squares)) / (2.0 * sigma**2)
@@ -157,12 +161,12 @@ def _tilt_remove(bins: Bins, sigma: float, epsilon: float) -> _Tilt:
         weight = np.exp(np.minimum(loss - power + chosen.log_z, 700.0))
         return weight * -np.expm1(np.minimum(epsilon - loss, 0.0))
 
-    # e^700, where the weights are cut as well, certifies nothing.
+    # The weights are capped at e^700 too; a W that large certifies nothing.
     return _Tilt(values, math.exp(min(chosen.log_largest, 700.0)))
 
 
 def tuples(bins: Bins, sigma: float, epsilon: float) -> Tuples:
-    """The number of folds and the θ with the least W."""
+    """The distribution of tuples with the least W, over the number of folds and θ."""
     return min(
         (_best_tuples(bins, sigma, epsilon, folds) for folds in _folds(bins)),
         key=lambda t: t.log_largest,
@@ -174,7 +178,7 @@ def _folds(bins: Bins) -> tuple[int, ...]:
 
 
 def _best_tuples(bins: Bins, sigma: float, epsilon: float, folds: int) -> Tuples:
-    """The θ with the least W for this number of folds."""
+    """The distribution of tuples with the least W over θ, for this number of folds."""
     from scipy.optimize import minimize_scalar
 
     def log_largest(log_excess: float) -> float:
@@ -212,7 +216,7 @@ class Tuples:
                 log_scale += 2.0 * scale + scale_single
             rows = np.sum(joint, axis=1)
             total = float(np.sum(rows))
-            # With next to no noise the weights underflow; such tuples are never to be chosen.
+            # With very little noise the weights underflow; such tuples must never be chosen.
             log_sum = log_scale + math.log(total) if total > 1e-250 else 1e300
             self.first = np.cumsum(rows) / (total or 1.0)
             self.joint = joint
@@ -227,7 +231,7 @@ class Tuples:
         )
 
     def draw(self, generator: np.random.Generator, count: int) -> list[Indices]:
-        """One array of bins for each fold."""
+        """Draw ``count`` tuples: one array of bins for each fold."""
         last = self.first.size - 1
         first = np.minimum(np.searchsorted(self.first, generator.random(count)), last)
         chosen = [first]
@@ -239,7 +243,7 @@ class Tuples:
 
 
 def _choose(generator: np.random.Generator, weights: Array) -> Indices:
-    """One column for each row, with probability proportional to its weight."""
+    """Draw one column for each row, with probability proportional to its weight."""
     totals = np.cumsum(weights, axis=1)
     goals = generator.random(len(totals)) * totals[:, -1]
     return np.minimum(np.sum(totals < goals[:, None], axis=1), totals.shape[1] - 1)

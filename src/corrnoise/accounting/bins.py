@@ -1,4 +1,4 @@
-"""The means m_j = Σ_i C[:, j+ib] of balls-in-bins, through their inner products alone."""
+"""The means m_j = Σ_i C[:, j+ib] of balls-in-bins, given by their inner products alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Indices = npt.NDArray[np.int64]
 
 # More bins than this are thinned out (see ``toeplitz_bins``).
 _MOST = 1000
-# An entry this far below 0, over the largest, is the rounding of an FFT, not a sign.
+# A negative entry up to this size, relative to the largest, is the rounding error of an FFT.
 _ROUNDING = 1e-12
 
 
 class Bins:
-    """b means with a known Gram matrix.
+    """The b means of balls-in-bins, given by their Gram matrix.
 
     Attributes:
         gram: ⟨m_j, m_l⟩, b×b.
@@ -43,31 +43,31 @@ class Bins:
 
     @property
     def longest(self) -> float:
-        """Max ‖m_j‖: the sensitivity without amplification."""
+        """The largest ‖m_j‖: the sensitivity without amplification."""
         return math.sqrt(float(np.max(self.squares)))
 
     def draw(self, generator: np.random.Generator, count: int) -> Array:
-        """⟨m_l, z⟩ for every l, z standard normal: shape (count, b)."""
+        """Draw ⟨m_l, z⟩ for every l, with z standard normal: shape (count, b)."""
         return generator.standard_normal((count, self.num_bins)) @ self._root
 
 
 def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:
-    r"""The bins of a Toeplitz strategy with non-negative coefficients, one for each step.
+    r"""The bins of a Toeplitz strategy with non-negative coefficients, one per step of an epoch.
 
     m_0 = C(1 + x^b + x^{2b} + …) =: s, and m_j is s delayed by j and cut at n, so
     ⟨m_j, m_l⟩ = Σ_{u<n-l} s_u s_{u+l-j} for j ≤ l: O(n log n + b²), and no n×b matrix.
 
     More than 1000 bins are thinned out to every w-th: P is the average over r of the mixtures P_r
     of the bins r, r+w, r+2w, …; divergences are jointly convex; and (P_r, Q) is (P_0, Q) with r
-    coordinates dropped and as many of pure noise put in front. So δ(P, Q) ≤ δ(P_0, Q), and (Q, P)
-    likewise: what is computed from the bins 0, w, 2w, … stays an upper bound.
+    coordinates dropped and r coordinates of pure noise put in front. So δ(P, Q) ≤ δ(P_0, Q), and
+    the same holds for (Q, P): a δ computed from the bins 0, w, 2w, … is an upper bound.
     """
     n, b = strategy_coef.size, num_bins
     s = first_mean(strategy_coef, b)
     stride = -(-b // _MOST)
     lags = np.arange(0, b, stride)
     first = _fitted(toeplitz.lag_products(s, s, min(b, n)), b)[lags]
-    # Each row is the one above, delayed, less the terms that fall off the end.
+    # Each row is the previous one, delayed, minus the terms that fall off the end.
     ends = _fitted(s[::-1], max(b + stride, n))
     lost = np.stack([ends[lags + i] for i in range(stride)])  # lost[i, j] = s_{n-1-jw-i}
     gram = np.zeros((lags.size, lags.size))
@@ -81,7 +81,7 @@ def objection(least_entry: float, participation: Participation) -> str:
     """Why balls-in-bins has no analysis for a strategy, or "" where it has one.
 
     Args:
-        least_entry: the smallest entry of C, over the largest absolute value of one.
+        least_entry: the smallest entry of C, divided by the largest absolute value of an entry.
         participation: n, b, k.
     """
     n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
@@ -98,7 +98,7 @@ def first_mean(strategy_coef: Array, num_bins: int) -> Array:
 
 
 def first_mean_transposed(slope: Array, num_bins: int) -> Array:
-    """A gradient for m_0, as one for the coefficients."""
+    """Turn a gradient in m_0 into a gradient in the coefficients of C."""
     sums = np.cumsum(_in_rounds(slope, num_bins)[::-1], axis=0)[::-1]
     return sums.reshape(-1)[: slope.size]
 

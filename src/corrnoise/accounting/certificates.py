@@ -1,4 +1,4 @@
-"""From estimates to certificates: search with few draws, confirm on fresh ones."""
+"""From estimates to certificates: search with few draws, confirm with fresh draws."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from corrnoise.accounting import balls_in_bins, gaussian, renyi
 from corrnoise.accounting.balls_in_bins import Direction, Estimate
 from corrnoise.accounting.bins import Bins
 
-# How much room a search leaves for its confirmation, relative to noise or ε, and how fine it is.
+# The margin that a search leaves for its confirmation, relative to noise or ε, and its tolerance.
 _ROOM = 2e-4
 _SEARCH_TOLERANCE = _ROOM / 4
 _MOST_ATTEMPTS = 30
-# With these, ``estimate_noise`` is off by a fraction of a percent.
+# With these settings the error of ``estimate_noise`` is a fraction of a percent.
 _ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 2_000, 5e-4
 
 
@@ -36,7 +36,7 @@ class Draws:
         seed: int,
         progress: Progress | bool | None,
     ) -> Draws:
-        """The same, or a ``ValueError``."""
+        """Validate the arguments and build the settings, or raise a ``ValueError``."""
         return Draws(
             checks.probability("failure_probability", failure_probability),
             None if samples is None else checks.integer("samples", samples, 1_000),
@@ -48,9 +48,9 @@ class Draws:
 def certified_noise(
     bins: Bins, epsilon: float, delta: float, draws: Draws
 ) -> tuple[float, Estimate | None]:
-    """The least noise that draws certify for (ε, δ); no estimate where none certifies less.
+    """The least noise that draws certify for (ε, δ), and the estimate that certifies it.
 
-    Without an estimate it is the noise of the unamplified Gaussian.
+    Where no draws certify less, it is the noise of the unamplified Gaussian, without an estimate.
     """
     search = Search(bins, delta, draws)
     start, most = _promising_noise(search, epsilon, _SEARCH_TOLERANCE)
@@ -76,22 +76,22 @@ def certified_delta(
 
 
 def estimate_noise(bins: Bins, epsilon: float, delta: float, draws: Draws) -> float:
-    """About the noise that ``certified_noise`` finds, from few draws.
+    """An estimate, from few draws, of the noise that ``certified_noise`` finds.
 
-    To rank mechanisms with, at a tenth of the time; it certifies nothing.
+    It serves to rank mechanisms, in a tenth of the time; it certifies nothing.
     """
     search = Search(bins, delta, draws, _ESTIMATE_DRAWS)
     return _promising_noise(search, epsilon, _ESTIMATE_TOLERANCE)[0]
 
 
 def sure_epsilon(bins: Bins, sigma: float, delta: float) -> float:
-    """An ε that holds at this noise and δ with certainty, with no sampling at all."""
+    """An ε that holds at this noise and δ with certainty, with no random draws."""
     plain = gaussian.epsilon(delta, bins.longest / sigma) if delta < 1.0 else 0.0
     return bisect(lambda x: renyi.delta_bound(bins, sigma, x) <= delta, 0.0, plain, 1e-4)
 
 
 def _promising_noise(search: Search, epsilon: float, tolerance: float) -> tuple[float, float]:
-    """Noise that a few draws call private, and the noise that is private with no sampling."""
+    """Noise that is private by an estimate from few draws, and noise that is proven private."""
     most = gaussian.noise_multiplier(epsilon, search.delta, search.bins.longest)
     low = most
     while search.promising(low, epsilon) and low > 1e-3 * most:
@@ -100,11 +100,11 @@ def _promising_noise(search: Search, epsilon: float, tolerance: float) -> tuple[
 
 
 class Search:
-    """Looks for a promising point with few draws, and confirms it on fresh ones.
+    """A search for a promising point with few draws, and its confirmation with fresh draws.
 
-    A search on the draws that certify it would void the certificate, so it has draws of its own.
-    The confirmations share the failure probability: half of it for the first, a quarter for the
-    second, and so on, and each direction has half of that.
+    A search on the draws that certify its result would void the certificate, so the search uses
+    separate draws. The confirmations share the failure probability: half of it for the first, a
+    quarter for the second, and so on, and each direction has half of that.
     """
 
     def __init__(self, bins: Bins, delta: float, draws: Draws, few: int | None = None) -> None:
@@ -113,7 +113,7 @@ class Search:
         self.few = few or max(1_000, self.samples // 10)
 
     def promising(self, sigma: float, epsilon: float) -> bool:
-        """Whether the full number of draws would certify δ here, as far as a few can tell."""
+        """Whether the full number of draws would certify δ here, by an estimate from a few."""
         if self.bins.num_bins == 1:
             return False
         found = self._estimates(
@@ -126,8 +126,8 @@ class Search:
     ) -> tuple[float, Estimate | None]:
         """The first value from ``start`` upward that fresh draws certify.
 
-        ``point`` turns a value into (noise, ε). ``most`` needs no certificate: there even the
-        unamplified Gaussian is private.
+        ``point`` turns a value into (noise, ε). ``most`` needs no certificate: at this value even
+        the unamplified Gaussian is private.
         """
         value = start
         for attempt in range(1, _MOST_ATTEMPTS):
@@ -144,7 +144,7 @@ class Search:
     ) -> tuple[float, Estimate | None]:
         """The δ(ε) that draws certify at this noise; ``most`` where they certify no less.
 
-        Nothing is searched for, so the two directions share the whole failure probability.
+        There is no search, so the two directions share the whole failure probability.
         """
         if self.bins.num_bins == 1:
             return most, None
@@ -157,7 +157,7 @@ class Search:
         return (largest.upper, largest) if largest.upper < most else (most, None)
 
     def _certificate(self, sigma: float, epsilon: float, attempt: int) -> Estimate:
-        """The larger of the two directions, from draws that nothing else has seen."""
+        """The estimate of the worse direction, from draws that are used for nothing else."""
         failure = self.draws.failure_probability / 2.0 ** (attempt + 1)
         seed = (self.draws.seed, attempt)
         found = self._estimates(sigma, epsilon, self.samples, failure, seed, self.draws.progress)
@@ -172,7 +172,7 @@ class Search:
         seed: tuple[int, int],
         progress: Progress | None = None,
     ) -> Iterator[Estimate]:
-        """δ of removing and, unless a bound with no sampling settles it, of adding."""
+        """Estimates of δ for removing and, unless ``add_bound`` is at most δ, for adding."""
         directions: list[Direction] = ["remove"]
         if balls_in_bins.add_bound(self.bins, sigma, epsilon) > self.delta:
             directions.append("add")
@@ -190,7 +190,7 @@ class Search:
 
 
 def bisect(private: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """The private end of a bracket of this relative width; ``high`` is private."""
+    """Narrow a bracket to this relative width and return its private end; ``high`` is private."""
     while high - low > tolerance * high:
         middle = (low + high) / 2.0
         if private(middle):

@@ -1,4 +1,4 @@
-r"""The Gaussian mechanism, exactly: what fixed batches cost, with no amplification.
+r"""The exact privacy of the Gaussian mechanism: the cost of fixed batches, not amplified.
 
 Noise of standard deviation σ on a query of sensitivity Δ is characterised by μ = Δ/σ alone. It is
 (ε, δ)-DP if and only if (Balle and Wang, 2018)
@@ -9,7 +9,7 @@ With a = μ/2 - ε/μ and b = -μ/2 - ε/μ we have b² = a² + 2ε: both terms 
 
     δ(ε, μ) = ½ e^{-a²/2} (erfcx(-a/√2) - erfcx(-b/√2)),
 
-which loses nothing for δ down to the smallest float; where μ is small, the difference is taken as
+which is accurate for δ down to the smallest float; where μ is small, the difference is computed as
 the integral of -erfcx'(x) = 2/√π - 2x·erfcx(x), which does not cancel. All functions work on log δ;
 the inverses are rounded toward privacy, so that no result is on the wrong side of its target.
 """
@@ -45,7 +45,7 @@ def log_delta(epsilon: float, mu: float) -> float:
         difference = width / 2.0 * float(_WEIGHTS @ slopes)
     else:
         difference = float(erfcx(x) - erfcx(x + width))
-    if difference <= 0.0:  # so far out that e^{-a²/2} alone is below the smallest float
+    if difference <= 0.0:  # so small that e^{-a²/2} alone is below the smallest float
         return -a * a / 2.0
     return -a * a / 2.0 + math.log(difference) - math.log(2.0)
 

@@ -1,8 +1,8 @@
 r"""Steps with Poisson sampling, priced by Google's ``dp_accounting`` (its PLD accountant).
 
-A run of ``count`` steps that each take an example with probability q and add Gaussian noise of
-standard deviation σ times what one example can change. The accountant rounds privacy losses up:
-what it says is an upper bound, with no sampling.
+A run has ``count`` steps; each takes an example with probability q and adds Gaussian noise of
+standard deviation σ times the sensitivity to one example. The accountant rounds privacy losses up:
+its results are upper bounds, with no random draws.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from corrnoise import _extras
 
-# Coarser than the library's default, and faster for it. Its rounding stays pessimistic, and
-# connecting the dots keeps the loss small.
+# Coarser than the library's default, and therefore faster. The rounding remains pessimistic, and
+# the library's connect-the-dots method keeps the loss small.
 _INTERVAL = 1e-3
 
 

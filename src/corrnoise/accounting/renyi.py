@@ -1,10 +1,10 @@
-r"""A bound on balls-in-bins with no sampling at all: always valid, failure probability 0.
+r"""A bound on balls-in-bins with no random draws: always valid, failure probability 0.
 
 **Removing, low orders.** With E_jl = exp(⟨m_j, m_l⟩/σ²) the moments
 
     E_Q[(P/Q)^α] = b^{-α} Σ_{j_1…j_α} Π_{a<c} E_{j_a j_c}
 
-are exact for α = 2, 3 and 4 in O(b²), O(b³) and O(b⁴); those that b allows are used.
+are exact for α = 2, 3 and 4 in O(b²), O(b³) and O(b⁴); the orders that b makes affordable are used.
 
 **Removing, all orders.** Let w ≥ 1 and split the bins by their residue mod w. P is the mixture of
 the P_r that use the bins of one residue, and the hockey-stick divergence is jointly convex, so
@@ -44,12 +44,15 @@ Array = npt.NDArray[np.float64]
 _LARGEST_ORDER = 64
 _MOST_TRIPLES = 1000
 _MOST_QUADRUPLES = 200
-# Where e^{-6·this} is not yet 0.
+# For exponents x up to this value e^{-6x} does not underflow.
 _LARGEST_EXPONENT = 100.0
 
 
 def delta_bound(bins: Bins, sigma: float, epsilon: float) -> float:
-    """An upper bound of δ(ε), both directions, with no sampling. O(b·α²) or less."""
+    """An upper bound of δ(ε) in both directions, with no random draws.
+
+    O(b⁴) for b up to 200, O(b³) for b up to 1000, O(b²) for more.
+    """
     plain = gaussian.delta(epsilon, bins.longest / sigma)
     remove = min(plain, _exact_orders(bins, sigma, epsilon), _all_orders(bins, sigma, epsilon))
     add = min(plain, add_bound(bins, sigma, epsilon))
@@ -57,7 +60,7 @@ def delta_bound(bins: Bins, sigma: float, epsilon: float) -> float:
 
 
 def _exact_orders(bins: Bins, sigma: float, epsilon: float) -> float:
-    """From the exact moments of orders 1, 2, and as far as 4, chords between them."""
+    """A bound on δ from the exact moments of orders 1 to at most 4, with chords between them."""
     b = bins.num_bins
     exponent = bins.gram / sigma**2
     scale = float(np.max(exponent))
@@ -96,7 +99,7 @@ def _all_orders(bins: Bins, sigma: float, epsilon: float) -> float:
 
 
 def log_moments(num_bins: int, own: float, common: float) -> Array:
-    """Log E_Q[(P/Q)^α] for α = 0, 1, …: means with squares own + common, inner products common."""
+    """Log E_Q[(P/Q)^α], α = 0, 1, …, for means of squares own + common, inner products common."""
     orders = np.arange(_LARGEST_ORDER + 1)
     factorials = np.concatenate([[0.0], np.cumsum(np.log(orders[1:]))])
     pairs = orders * (orders - 1) / 2.0
@@ -105,7 +108,7 @@ def log_moments(num_bins: int, own: float, common: float) -> Array:
 
 
 def _convert(moments: Array, epsilon: float) -> float:
-    """Min over α in (1, largest] of M_α e^{-(α-1)ε} (α-1)^{α-1}/α^α, chords between integers."""
+    """Least M_α e^{-(α-1)ε} (α-1)^{α-1}/α^α over α in (1, largest]; chords between integers."""
     largest = moments.size - 1
     orders = np.linspace(1.0, float(largest), 1 + 50 * (largest - 1))[1:]
     logs = np.interp(orders, np.arange(moments.size), moments)

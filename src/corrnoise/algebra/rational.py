@@ -1,4 +1,4 @@
-"""A power series as a ratio of short polynomials: the one value that carries the library."""
+"""A power series as a ratio of short polynomials: workloads and mechanisms are built on it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Array = npt.NDArray[np.float64]
 class Rational:
     r"""The series N(x)/D(x), with N and D given as products of factors.
 
-    A banded C⁻¹ is one numerator factor of p terms, a banded C one denominator factor; a buffered
-    linear Toeplitz mechanism has one factor of two terms per pole and zero. Keeping the factors
-    apart, and filtering by one pair at a time, is what keeps poles close to 1 accurate in float64.
+    A banded C⁻¹ has one numerator factor of p terms, a banded C one denominator factor; a buffered
+    linear Toeplitz mechanism has one factor of two terms per pole and zero. The factors are kept
+    apart and filtered one pair at a time, which keeps poles close to 1 accurate in float64.
 
     Attributes:
         numerator: the factors of N, each a vector with a positive first entry.
-        denominator: the factors of D, likewise.
+        denominator: the factors of D, in the same form.
 
     >>> half = Rational.of(denominator=[[1.0, -0.5]])
     >>> half.coef(4)
@@ -42,7 +42,7 @@ class Rational:
     def of(
         numerator: Iterable[npt.ArrayLike] = (), denominator: Iterable[npt.ArrayLike] = ()
     ) -> Rational:
-        """Build from factors, checked and made read-only."""
+        """Build a series from factors, which are validated and made read-only."""
         return Rational(
             tuple(checks.coefficients("numerator", f) for f in numerator),
             tuple(checks.coefficients("denominator", f) for f in denominator),
@@ -64,7 +64,7 @@ class Rational:
 
     @property
     def reciprocal(self) -> Rational:
-        """D(x)/N(x)."""
+        """The reciprocal series D(x)/N(x)."""
         return Rational(self.denominator, self.numerator)
 
     @property
@@ -85,7 +85,7 @@ class Rational:
         )
 
     def to_dict(self) -> dict[str, list[list[float]]]:
-        """Plain lists, exact to the last bit when written as JSON."""
+        """The factors as plain lists, exact to the last bit when written as JSON."""
         return {
             "numerator": [f.tolist() for f in self.numerator],
             "denominator": [f.tolist() for f in self.denominator],

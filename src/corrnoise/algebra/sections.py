@@ -1,16 +1,17 @@
 r"""A rational series as recursions that run step by step in float32.
 
-A section n(x)/d(x) with s past values w keeps
+A section n(x)/d(x) with s past values w computes
 
     w_i = x_i/d_0 - Σ_{t=1..s} (d_t/d_0)·w_{i-t}
     y_i = (n_0/d_0)·x_i + Σ_{t=1..s} (n_t - n_0·d_t/d_0)·w_{i-t},
 
-which is w = x/d(x), y = n(x)·w with the leading term taken out: n_t - n_0·d_t/d_0 is formed once,
-in float64, and not at each step between large numbers, as poles and zeros near 1 need. A banded C
-is one section with n = 1, a BLT one section with one past value for each pole and zero.
+which is w = x/d(x), y = n(x)·w with the leading term taken out. The difference n_t - n_0·d_t/d_0 is
+computed once, in float64, and not at each step between large numbers: poles and zeros near 1 need
+this. A banded C has one section with n = 1; a BLT has one section, with one past value, for each
+pair of a pole and a zero.
 
 The coefficients of a section are float32, as every backend runs them. ``in_float32`` gives the
-series that is really run.
+series that is actually run.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class Section:
     Attributes:
         gain: 1/d_0.
         direct: n_0/d_0.
-        feedback: what w_{i-s}, …, w_{i-1} (oldest first) add to w_i, float32.
-        output: what they add to y_i, likewise.
+        feedback: the weights of w_{i-s}, …, w_{i-1} (oldest first) in w_i, float32.
+        output: their weights in y_i, in the same order, float32.
         recursive: whether any feedback is not 0.
-        passes: whether y = w, so that it is computed once.
+        passes: whether y = w, so that only one of them is computed.
     """
 
     gain: float
@@ -60,7 +61,7 @@ def sections(series: Rational) -> tuple[Section, ...]:
 
 
 def in_float32(series: Rational) -> Rational:
-    """The series that its sections run, with their float32 coefficients.
+    """The series that the sections of ``series`` compute, with their float32 coefficients.
 
     The sections of the result have the same coefficients to the last bit, so that a second call
     changes nothing.
@@ -85,9 +86,9 @@ def _section(numerator: Array, denominator: Array) -> Section:
 
 
 def _series(section: Section) -> tuple[Array, Array]:
-    """Numerator and denominator of what a section computes, with the coefficients that it has.
+    """Numerator and denominator of the series that a section computes with its coefficients.
 
-    Both over the gain, so that ``_section`` finds the same float32 values in them again.
+    Both are divided by the gain, so that ``_section`` recovers the same float32 values from them.
     """
     gain, direct = float(np.float32(section.gain)), float(np.float32(section.direct))
     d = np.concatenate([[1.0], -section.feedback[::-1].astype(np.float64)])
@@ -99,5 +100,5 @@ def _series(section: Section) -> tuple[Array, Array]:
 
 
 def _unless_one(factors: tuple[Array, ...]) -> tuple[Array, ...]:
-    """No factors where their product is plainly 1: a banded C has no numerator."""
+    """The factors, or none if each of them is the constant 1: a banded C has no numerator."""
     return () if all(f.size == 1 and f[0] == 1.0 for f in factors) else factors

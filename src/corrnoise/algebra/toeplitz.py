@@ -1,12 +1,12 @@
 """Lower-triangular Toeplitz algebra on coefficient vectors.
 
-A lower-triangular Toeplitz matrix is its first column, that is, the first ``num_steps``
-coefficients of a power series; the matrix product is the product of the series. Nothing here
-builds an n×n matrix. Vectors shorter than ``num_steps`` are continued by zeros.
+A lower-triangular Toeplitz matrix is given by its first column, that is, the first ``num_steps``
+coefficients of a power series; the matrix product is the product of the series. No function but
+``matrix`` builds an n×n matrix. Vectors shorter than ``num_steps`` are padded with zeros.
 
-Short operands (p terms) go through recursive or direct filters in O(np), which keep the relative
-accuracy of small tails; long ones through the FFT in O(n log n), Newton's iteration for inverse
-and roots, with an absolute error of a few ulp of the largest entry.
+Short operands (p terms) use recursive or direct filters in O(np), which keep the relative accuracy
+of small tails. Long operands use the FFT in O(n log n), with Newton's iteration for inverse and
+roots; the absolute error is a few ulp of the largest entry.
 """
 
 import numpy as np
@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-# Where the FFT overtakes the filter: measured for n from 2^8 to 2^20, the crossing hardly moves.
+# Above these lengths the FFT is faster; measured for n from 2^8 to 2^20, they hardly change.
 _LONGEST_FACTOR = 256
 _LONGEST_DIVISOR = 96
 
 
 def impulse(num_steps: int) -> Array:
-    """The series 1: the identity matrix."""
+    """The coefficients of the series 1, which is the identity matrix."""
     one = np.zeros(num_steps)
     one[0] = 1.0
     return one
@@ -29,7 +29,7 @@ def impulse(num_steps: int) -> Array:
 def dot(left: Array, right: Array) -> float:
     """Σ_t left[t]·right[t], summed pairwise.
 
-    Not BLAS: its threads, woken for every long vector, cost an optimiser more than the arithmetic.
+    BLAS is avoided: starting its threads for every long vector takes longer than the arithmetic.
     """
     return float(np.sum(left * right))
 
@@ -63,8 +63,8 @@ def divide(left: Array, right: Array, num_steps: int) -> Array:
 def inverse(coef: Array, num_steps: int) -> Array:
     """First ``num_steps`` coefficients of 1/coef(x); coef[0] must not be 0.
 
-    Newton: h ← h - h·(coef·h - 1) doubles the number of correct coefficients, and only the new
-    half of coef·h differs from 1, so each doubling costs four FFTs of 1.5 times the new length.
+    Newton's iteration h ← h - h·(coef·h - 1) doubles the number of correct coefficients. Only the
+    new half of coef·h differs from 1, so each doubling costs four FFTs of 1.5 times the new length.
 
     >>> inverse(np.array([1.0, -1.0]), 4)
     array([1., 1., 1., 1.])
@@ -88,7 +88,7 @@ def inverse(coef: Array, num_steps: int) -> Array:
 def inverse_sqrt(coef: Array, num_steps: int) -> Array:
     """First ``num_steps`` coefficients of coef(x)^(-1/2); coef[0] must be positive.
 
-    Newton: y ← y + y·(1 - coef·y²)/2.
+    By Newton's iteration y ← y + y·(1 - coef·y²)/2.
 
     >>> inverse_sqrt(np.array([1.0, 1.0, 1.0]), 3)
     array([ 1.   , -0.5  , -0.125])
@@ -136,7 +136,7 @@ def apply(coef: Array, block: Array) -> Array:
 
 
 def lag_products(left: Array, right: Array, num_lags: int) -> Array:
-    """Σ_t left[t + j]·right[t] for j = 0, …, num_lags - 1; both of one length."""
+    """Σ_t left[t + j]·right[t] for j = 0, …, num_lags - 1; both have the same length."""
     n = left.size
     if num_lags <= _LONGEST_DIVISOR:
         return np.array([dot(left[j:], right[: n - j]) for j in range(num_lags)])
@@ -146,7 +146,7 @@ def lag_products(left: Array, right: Array, num_lags: int) -> Array:
 
 
 def matrix(coef: Array) -> Array:
-    """The n×n matrix itself: for dense linear algebra on small n, and for tests.
+    """The n×n matrix of a series: for dense linear algebra on small n, and for tests.
 
     >>> matrix(np.array([1.0, 2.0]))
     array([[1., 0.],
@@ -158,14 +158,14 @@ def matrix(coef: Array) -> Array:
 
 
 def fast_length(least: int) -> int:
-    """The smallest length of at least ``least`` that a real FFT is fast at."""
+    """The smallest length of at least ``least`` for which a real FFT is fast."""
     from scipy.fft import next_fast_len  # deferred, like all of SciPy, for a quick import
 
     return int(next_fast_len(least, real=True))
 
 
 def _filter(numerator: Array, denominator: Array, x: Array) -> Array:
-    # Imported here: scipy.signal takes longer to import than all the rest together.
+    # Deferred: importing scipy.signal takes longer than all other imports together.
     from scipy.signal import lfilter
 
     with np.errstate(over="ignore", invalid="ignore"):

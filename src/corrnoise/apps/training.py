@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from corrnoise import _checks as checks
 from corrnoise import _progress
 from corrnoise._progress import Progress
 from corrnoise.apps import models
+from corrnoise.apps.averaging import Average
 from corrnoise.apps.datasets import Data, Tensors, whole_batch
 from corrnoise.planning import Plan
 from corrnoise.records import Record, Run
@@ -220,58 +221,6 @@ def evaluate(net: nn.Module, data: Tensors, *, batch_size: int = 2048) -> tuple[
             right += int((output.argmax(dim=1) == y).sum())
     net.train()
     return loss / len(data), right / len(data)
-
-
-class Average:
-    """The mean of the weights over the last part of a run.
-
-    Attributes:
-        num_steps: the steps that it has seen.
-    """
-
-    def __init__(self, params: Sequence[nn.Parameter], num_steps: int, part: float) -> None:
-        self._params = list(params)
-        self._first = num_steps - round(num_steps * checks.fraction("average_last", part))
-        self.num_steps, self._count = 0, 0
-        self._means = [p.detach().clone() for p in self._params]
-
-    def update(self) -> None:
-        """Take the weights after a step into account."""
-        self.num_steps += 1
-        if self.num_steps > self._first:
-            self._count += 1
-            with torch.no_grad():
-                for mean, param in zip(self._means, self._params, strict=True):
-                    mean.lerp_(param, 1.0 / self._count)
-
-    @contextmanager
-    def weights(self) -> Generator[None]:
-        """The model with its mean weights, where there are any; then with its own again."""
-        if not self._count:
-            yield
-            return
-        own = [p.detach().clone() for p in self._params]
-        self._put(self._means)
-        try:
-            yield
-        finally:
-            self._put(own)
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {"step": self.num_steps, "count": self._count, "means": self._means}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """The inverse of ``state``."""
-        self.num_steps, self._count = state["step"], state["count"]
-        self._means = [
-            mean.to(p.device) for mean, p in zip(state["means"], self._params, strict=True)
-        ]
-
-    def _put(self, values: Sequence[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for param, value in zip(self._params, values, strict=True):
-                param.copy_(value)
 
 
 def _epoch(

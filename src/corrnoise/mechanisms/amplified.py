@@ -1,9 +1,9 @@
 """Band-Inv-MF with its coefficients optimised for the noise that balls-in-bins needs.
 
 ``mechanisms.band_inv_mf`` minimises sensitivity times ‖B‖, which is the error of fixed batches.
-Amplification favours a C that forgets sooner: what counts is σ(C)·‖B‖ with the σ that the
-accountant asks for. That is minimised here from several starts, a few times over, each time with
-fresh draws around the C of the time before (``accounting.amplified_noise``).
+Amplification favours a C that decays faster: the error is σ(C)·‖B‖ with the σ that the accountant
+requires. It is minimised here from several starts, in a few rounds, each with fresh draws around
+the C of the round before (``accounting.amplified_noise``).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
 
 _ROUNDS = 4
-# A round that gains less is the last one.
+# A round with a smaller relative gain is the last one.
 _ENOUGH = 1e-3
-# Of the certificate that the noise is estimated for.
+# The failure probability of the certificate that the noise is estimated for.
 _FAILURE_PROBABILITY = 1e-9
-# With more bands than this, the optimum with fewer is a start.
+# With more bands than this, the optimum with fewer bands is one of the starts.
 _FEW_BANDS = 4
 
 
@@ -43,18 +43,18 @@ def amplified_band_inv_mf(
     delta: float,
     seed: int = 0,
 ) -> ToeplitzMechanism:
-    """The p-banded Toeplitz C⁻¹ with the least error under balls-in-bins, as far as draws can tell.
+    """The p-banded Toeplitz C⁻¹ with the least error under balls-in-bins, estimated from draws.
 
-    By their estimate it is never worse than BISR, one of its starts. The noise that it needs in the
-    end is for ``calibrate`` to certify.
+    By this estimate it is never worse than BISR, one of its starts. ``calibrate`` certifies the
+    noise that it needs.
 
     Args:
         workload: A.
         participation: n, b, k, with every bin used in every round.
         num_bands: p in [1, n], the bands of C⁻¹.
         epsilon: ε of the run.
-        delta: its δ.
-        seed: of the draws.
+        delta: δ of the run.
+        seed: the seed of the draws.
 
     >>> import corrnoise as cn
     >>> part, budget = cn.Participation(80, 40, 2), {"epsilon": 1, "delta": 1e-5}
@@ -73,7 +73,7 @@ def amplified_band_inv_mf(
     if not found:
         reason = bins.objection(starts[0].mechanism.least_entry, participation)
         if reason:
-            raise ValueError(f"participation must be one of balls-in-bins, but {reason}")
+            raise ValueError(f"participation must be valid for balls-in-bins, but {reason}")
     return min(found or starts, key=lambda valued: valued.error).mechanism
 
 
@@ -91,7 +91,7 @@ class _Descent:
     seed: int
 
     def starts(self, workload: Workload, num_bands: int) -> Iterator[ToeplitzMechanism]:
-        """Where to begin: the closed form, and an optimum for fixed batches or with fewer bands."""
+        """The starts: the closed form, and an optimum for fixed batches or with fewer bands."""
         yield bisr(workload, num_bands=num_bands)
         if num_bands <= _FEW_BANDS:
             yield band_inv_mf(workload, self.participation, num_bands=num_bands)
@@ -109,7 +109,7 @@ class _Descent:
             yield ToeplitzMechanism("band_inv_mf", workload, Rational((wide,), ()))
 
     def valued(self, mechanism: ToeplitzMechanism) -> _Valued:
-        """With its error; infinite where balls-in-bins has no analysis for it."""
+        """The mechanism with its error, which is infinite where balls-in-bins has no analysis."""
         try:
             if bins.objection(mechanism.least_entry, self.participation):
                 return _Valued(mechanism, math.inf)
@@ -124,7 +124,7 @@ class _Descent:
             return _Valued(mechanism, math.inf)
 
     def improved(self, best: _Valued) -> _Valued:
-        """As good as a few descents make it."""
+        """The best mechanism that a few descents find."""
         for number in range(_ROUNDS):
             noise = AmplifiedNoise(
                 best.mechanism.strategy_coef,
@@ -142,8 +142,8 @@ class _Descent:
         return best
 
 
-# What a planner tries, and those optimised under amplification with the n·b up to which each takes
-# seconds.
+# Numbers of bands that a planner tries; and those optimised under amplification, with the n·b up to
+# which each takes seconds.
 _BANDS = (2, 4, 16, MOST_BANDS)
 _AMPLIFIED_BANDS = {4: 10**6, 16: 2 * 10**5}
 
@@ -153,14 +153,14 @@ def _band_inv_mf(workload: Workload, participation: Participation, size: Size) -
 
 
 def _sizes(question: Question) -> list[int]:
-    """Amplification by bins needs a C with no negative entry, which wide bands seldom have."""
+    """Sizes for a planner: amplification by bins needs C ≥ 0, which wide bands seldom have."""
     n, b = question.participation.num_steps, question.participation.min_sep
     most = n if question.amplification == "none" else max(2, b // 4)
     return [p for p in _BANDS if p <= min(most, n)]
 
 
 def _amplified(question: Question) -> Iterator[Candidate]:
-    """Optimised for the noise of the budget under amplification by bins."""
+    """Candidates optimised for the noise that the budget needs under amplification by bins."""
     if question.amplification != "bins":
         return
     part, asked = question.participation, question.num_bands

@@ -36,9 +36,10 @@ def band_mf(
 ) -> ToeplitzMechanism:
     """The p-banded Toeplitz C with the least certified error (Band-MF).
 
-    With p ≤ b no two columns of a pattern overlap, and the sensitivity is exact. Started at BSR;
-    about ten evaluations of O(n log n). With p > b the sensitivity is certified like any other;
-    the start is then the optimum for p = b, which the paper conjectures cannot be improved.
+    With p ≤ b no two columns of a pattern overlap, and the sensitivity is exact. The search starts
+    at BSR and takes about ten evaluations of O(n log n). With p > b the sensitivity is certified
+    like any other; the search then starts at the optimum for p = b, which the paper conjectures
+    cannot be improved.
 
     Args:
         workload: A.

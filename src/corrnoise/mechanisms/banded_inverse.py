@@ -42,8 +42,9 @@ def band_inv_mf(
 ) -> ToeplitzMechanism:
     """The p-banded Toeplitz C⁻¹ with the least certified error (Band-Inv-MF).
 
-    Started at BISR, as in the paper's listing. The optimum is seldom monotone; its sensitivity is
-    certified by the autocorrelation bound (``corrnoise.sensitivity``), exact in nearly all cases.
+    The search starts at BISR, as in the paper's listing. The optimum is seldom monotone; its
+    sensitivity is certified by the autocorrelation bound (``corrnoise.sensitivity``), which is
+    exact in nearly all cases.
 
     Args:
         workload: A.
@@ -51,8 +52,8 @@ def band_inv_mf(
         num_bands: p in [1, n], the bands of C⁻¹.
         over: which rmse to minimise: "mean" over the steps, "last" or "max".
         trace: called with the error that is minimised, at the start and after each step of the
-            optimiser. It counts the pattern 0, b, 2b, … until that is found not to be the worst,
-            then the certified bound.
+            optimiser. Its sensitivity is that of the pattern 0, b, 2b, … until this is found not to
+            be the worst pattern, and then the certified bound.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(1024, 256, 4)
@@ -79,7 +80,7 @@ def band_inv_mf(
 def repriced(
     mechanism: ToeplitzMechanism, participation: Participation, square: SquaredSensitivity
 ) -> ToeplitzMechanism:
-    """A banded C⁻¹ with less error than this one, where C costs ``square`` and its gradient."""
+    """A banded C⁻¹ with less error than this one, with ``square`` as the squared sensitivity."""
     (coef,) = mechanism.noising.numerator
     return descend(
         "band_inv_mf",

@@ -3,9 +3,9 @@ r"""BLT, buffered linear Toeplitz: C and C⁻¹ are ratios of polynomials of deg
     C(x) = Π_i (1 - φ_i x)/(1 - θ_i x),     1 > θ_1 > φ_1 > θ_2 > φ_2 > … > φ_d > 0
 
 Poles and zeros that interlace make c a sum of d decaying exponentials with positive weights after
-its first entry, so c is positive and decreasing and its sensitivity exact. Both C and C⁻¹ run with
-d buffers. The variables are the logarithms of the gaps in -log(1 - ·), where the poles of a good
-approximation to a square root lie evenly; any values of them are feasible.
+its first entry, so c is positive and decreasing, and its sensitivity is exact. Both C and C⁻¹ run
+with d buffers. The variables are the logarithms of the gaps in -log(1 - ·), where the poles of a
+good approximation to a square root are evenly spaced; all values of the variables are feasible.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from corrnoise.workloads import Workload
 
 Array = npt.NDArray[np.float64]
 
-# What a planner tries; the error saturates quickly.
+# Numbers of buffers that a planner tries; the error saturates quickly.
 _BUFFERS = (1, 2, 4)
 
 
 class _Interlaced:
-    """θ_1, φ_1, θ_2, … = 1 - exp(-position), positions the decreasing sums of exp(variables)."""
+    """θ_1, φ_1, θ_2, … = 1 - exp(-position); positions are decreasing sums of exp(variables)."""
 
     def series(self, variables: Array) -> Rational:
         rates = -np.expm1(-_positions(variables))
@@ -60,8 +60,8 @@ def blt(
 ) -> ToeplitzMechanism:
     """The buffered linear Toeplitz mechanism with the least error (Dvijotham et al., 2024).
 
-    For any workload, momentum and decay included, and any participation. The sensitivity is exact.
-    O(nd) an evaluation.
+    It serves any workload, including momentum and decay, and any participation. The sensitivity is
+    exact. An evaluation takes O(nd).
 
     Args:
         workload: A.
@@ -78,7 +78,7 @@ def blt(
     participation.check_steps(workload.num_steps, "workload")
     n = workload.num_steps
     d = checks.integer("num_buffers", num_buffers, 1, n, "more buffers than steps gain nothing")
-    # The slowest pole forgets within an epoch, or as fast as the workload itself does.
+    # The slowest pole decays within an epoch, or as fast as the workload itself.
     memory = min(float(participation.min_sep), 1.0 / max(1.0 - (workload.decay or 1.0), 1e-300))
     positions = np.linspace(math.log(memory + 1.0) + 1.0, 0.3, 2 * d)
     start = np.log(np.diff(positions[::-1], prepend=0.0))
@@ -98,9 +98,9 @@ def _sizes(question: Question) -> list[int]:
 
 
 def _tuned_for_less(question: Question) -> Iterator[Candidate]:
-    """Optimised for shorter separations.
+    """Candidates optimised for shorter separations.
 
-    Amplification by bins favours a C that forgets sooner, which a shorter separation brings about.
+    Amplification by bins favours a C that decays faster, and a shorter separation yields one.
     """
     if question.amplification != "bins" or question.memory == 0:
         return

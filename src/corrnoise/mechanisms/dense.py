@@ -1,4 +1,4 @@
-r"""The optimum over lower-triangular C of at most b bands, for small n: a yardstick for the others.
+r"""The optimum over lower-triangular C of at most b bands, for small n: a reference for the others.
 
 C has at most b bands, so no two columns of a pattern overlap and
 
@@ -6,9 +6,9 @@ C has at most b bands, so no two columns of a pattern overlap and
 
 The paper conjectures that no wider C does better; some do, by up to half a per cent in the cases
 tried, n up to 32 (``papers/back_to_square_roots``, conjecture). The columns need not have equal
-norms: early columns may be longer than late ones, since a pattern takes one of each epoch. The
-maximum over patterns is smoothed by T·log Σ exp(·/T), a sum over all patterns by dynamic
-programming in O(nk), and T lowered in stages; what is reported is the maximum itself.
+norms: early columns may be longer than late ones, since a pattern takes one column of each epoch.
+The maximum over patterns is smoothed by T·log Σ exp(·/T), a sum over all patterns by dynamic
+programming in O(nk), and T is lowered in stages; the reported sensitivity is the maximum itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from corrnoise.workloads import Workload
 Array = npt.NDArray[np.float64]
 
 LARGEST = 1024
-# With more steps it takes longer than all other candidates of a planner together.
+# With more steps than this it takes longer than all other candidates of a planner together.
 _LARGEST_PLANNED = 128
 _TEMPERATURES = (1e-2, 1e-3, 1e-4)
 _SOLVER = Solver(memory=20, iterations=500, tolerance=1e-9)
@@ -50,17 +50,17 @@ def dense(
 ) -> DenseMechanism:
     """The lower-triangular C, p-banded but not Toeplitz, with the least error.
 
-    O(n³) an evaluation and about a thousand of them: seconds at n = 256. More than one BLAS thread
-    is slower at this size, much slower on a busy machine (OPENBLAS_NUM_THREADS=1).
+    It takes about a thousand evaluations of O(n³): seconds at n = 256. More than one BLAS thread is
+    slower at this size, and much slower on a busy machine; set OPENBLAS_NUM_THREADS=1.
 
     Args:
         workload: A, with at most 1024 steps.
         participation: n, b, k.
         num_bands: p in [1, b], the bands of C; b by default.
-        equal_columns: keep all columns of one norm (column-normalised banded): somewhat more
-            error, and every pattern of k steps has the same sensitivity.
-        over: which rmse to minimise: "mean" or "max". The least one of the "last" step is attained
-            by no invertible C.
+        equal_columns: give all columns the same norm (column-normalised banded): the error is
+            somewhat larger, and every pattern of k steps has the same sensitivity.
+        over: which rmse to minimise: "mean" or "max". No invertible C attains the least rmse of
+            the "last" step.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(16, 4, 4)
@@ -119,7 +119,7 @@ class _Problem:
         return strategy
 
     def normalize(self, strategy: Array) -> Array:
-        """The band, with columns of norm 1 where they are equal, else of norm at most 1."""
+        """The band, scaled to columns of norm 1 where they are equal, else of norm at most 1."""
         banded = self.matrix(strategy[self.rows, self.columns])
         norms = np.linalg.norm(banded, axis=0)
         return banded / (norms if self.equal_columns else norms.max())
@@ -129,7 +129,7 @@ class _Problem:
         return _solve_lower(strategy, self.workload.T, transposed=True).T
 
     def squared_error(self, strategy: Array) -> float:
-        """The squared error with the sensitivity itself, not smoothed."""
+        """The squared error with the true sensitivity, not the smoothed one."""
         strategy = self.normalize(strategy)
         columns = np.sum(strategy**2, axis=0)
         sens = sensitivity.heaviest_pattern(columns, self.participation)[0]

@@ -1,8 +1,8 @@
 """The error of a release with decoder B = AC⁻¹, before the sensitivity scales it.
 
-Step i of B·z, z of unit variance, has the squared error ‖B[i, :]‖². Three ways to make one number
-of the n: the ``mean`` (the paper's E²), the ``last`` step's, and the ``max`` over the steps. For a
-Toeplitz B the errors grow with i, so ``last`` and ``max`` are the same.
+Step i of B·z, with z of unit variance, has the squared error ‖B[i, :]‖². The n values are reduced
+to one number in three ways: the ``mean`` (the paper's E²), the ``last`` step, and the ``max`` over
+the steps. For a Toeplitz B the errors grow with i, so ``last`` and ``max`` are the same.
 """
 
 from typing import Literal, cast
@@ -27,7 +27,7 @@ def step_squares(decoder_coef: Array) -> Array:
 
 
 def reduce_squares(squares: Array, kind: ErrorKind) -> float:
-    """One squared error from those of the steps.
+    """Reduce the squared errors of the steps to one number.
 
     >>> reduce_squares(np.array([1.0, 3.0, 2.0]), "mean")
     2.0
@@ -36,14 +36,14 @@ def reduce_squares(squares: Array, kind: ErrorKind) -> float:
 
 
 def coefficient_weights(num_steps: int, kind: ErrorKind) -> Array:
-    """The w with Σ_t w_t d_t² = reduce_squares(step_squares(d), kind)."""
+    """The weights w with Σ_t w_t d_t² = reduce_squares(step_squares(d), kind)."""
     if kind == "mean":
         return np.arange(num_steps, 0, -1) / num_steps
     return np.ones(num_steps)
 
 
 def check_kind(kind: object) -> ErrorKind:
-    """Raise unless ``kind`` is one of the three."""
+    """Return ``kind`` if it is one of the three, or raise."""
     return cast(ErrorKind, checks.choice("over", kind, ("mean", "last", "max")))
 
 

@@ -5,16 +5,16 @@ decoder and c = D/N the strategy, both in terms of the same factors, we minimise
 
     log Σ_t w_t u_t² + log S(c),
 
-w from the error kind, S a squared sensitivity. For a factor q of N, ∂u/∂q_j is u/q delayed by j,
-and ∂c/∂q_j is -c/q delayed by j; for a factor of D the signs change places. So the gradient takes
-one filter and one set of lag products per factor: O(np), or O(n log n) where p is large.
+with w from the error kind and S a squared sensitivity. For a factor q of N, ∂u/∂q_j is u/q delayed
+by j, and ∂c/∂q_j is -c/q delayed by j; for a factor of D the signs are swapped. So the gradient
+takes one filter and one set of lag products per factor: O(np), or O(n log n) where p is large.
 
-*What is minimised is certified.* S starts as the value that the pattern 0, b, 2b, … attains: a
+*The certified error is minimised.* S starts as the value that the pattern 0, b, 2b, … attains: a
 smooth function in O(n), and never above the certified one. Where the two agree at its minimiser,
-that point minimises the certified value as well, and we are done; where they agree to 0.05 %, it is
-that close to the least certified value, and we are done too. Where they do not, the certified bound
-itself is minimised, its absolute values smoothed less and less. The result is the point with the
-least certified error seen, the start included.
+that point minimises the certified value as well; where they agree to 0.05 %, it is that close to
+the least certified value. In both cases the search ends. Otherwise the certified bound itself is
+minimised, with its absolute values smoothed less and less. The result is the point with the least
+certified error seen, including the start.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Array = npt.NDArray[np.float64]
 SquaredSensitivity = Callable[[Array], tuple[float, Array]]
 Trace = Callable[[float], None]
 
-# A trial step whose log squared error is this much above the start's has left the region where C
-# and C⁻¹ are tame; it sees a flat wall, and the line search backs off.
+# The objective, a log squared error, is bounded by its value at the start plus this: a trial step
+# beyond has left the region where C and C⁻¹ are well-behaved, and the line search backs off.
 _WALL = 20.0
-# A search of fewer iterations met a wall in its first steps.
+# A search of fewer iterations reached this bound in its first steps.
 _FEW = 4
 _TIGHT = 5e-4
 _SOLVER = Solver(memory=40, iterations=600, tolerance=1e-12)
@@ -53,7 +53,7 @@ _SMOOTHINGS = (1e-3, 1e-5, 0.0)
 
 
 class Parameters(Protocol):
-    """Free variables ↔ noising series."""
+    """The map from the free variables of a family to its noising series."""
 
     def series(self, variables: Array) -> Rational:
         """C⁻¹ for these variables."""
@@ -122,9 +122,9 @@ def descend(
     participation: Participation,
     square: SquaredSensitivity,
 ) -> ToeplitzMechanism:
-    """Less error than at ``start``, where C costs ``square`` instead of a squared sensitivity.
+    """A mechanism with less error than at ``start``, with ``square`` as the squared sensitivity.
 
-    That price is an estimate, so nothing is certified, and a rough optimum is enough.
+    ``square`` is an estimate, so nothing is certified, and a rough optimum is enough.
     """
     fit = _Fit(name, parameters, workload, participation, "mean")
     found = fit.minimize(start, square, _ROUGH_RADIUS, _ROUGH)
@@ -167,7 +167,7 @@ class _Fit:
     def certify(self, variables: Array) -> bool:
         """Remember the point with the least certified error.
 
-        Returns whether 0, b, 2b, … attains the certified sensitivity of this one, nearly.
+        Returns whether 0, b, 2b, … attains the certified sensitivity of this point to 0.05 %.
         """
         mechanism = ToeplitzMechanism(self.name, self.workload, self.parameters.series(variables))
         try:
@@ -181,7 +181,7 @@ class _Fit:
         return value <= math.sqrt(attained) * (1.0 + _TIGHT)
 
     def search(self, start: Array, square: SquaredSensitivity, radius: float) -> _Status:
-        """Minimise, and remember the point that was found."""
+        """Minimise, and certify the point that was found."""
         before = self.best_error
         result = self.minimize(start, square, radius)
         tight = self.certify(result.point)
@@ -192,7 +192,7 @@ class _Fit:
     def minimize(
         self, start: Array, square: SquaredSensitivity, radius: float, solver: Solver | None = None
     ) -> Solution:
-        """L-BFGS from ``start``; again, with a shorter first step, where it stops at once."""
+        """Run L-BFGS from ``start``, and again with a shorter first step where it stops at once."""
         point = start
         first = self.objective(start, square, math.inf)[0]
         self.report(first)
@@ -211,7 +211,7 @@ class _Fit:
             radius /= 10.0
 
     def report(self, objective: float) -> None:
-        """Tell the trace the error behind this objective."""
+        """Pass the error that belongs to this objective to the trace."""
         if self.trace is not None:
             self.trace(math.exp(objective / 2.0))
 

@@ -1,4 +1,4 @@
-"""Factorizations with any lower-triangular C, as n×n matrices: the exception, for small n."""
+"""Factorizations with any lower-triangular C, as n×n matrices, for small n."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class DenseMechanism(Mechanism, kind="dense"):
 
     @property
     def noising_bands(self) -> int:
-        """n: the inverse of a banded matrix is full."""
+        """The number of bands of C⁻¹: 1 where C is diagonal, else n, since the inverse is full."""
         return self.num_steps if self.strategy_bands > 1 else 1
 
     @property
     def least_entry(self) -> float:
-        """The smallest entry of C, over the largest absolute value of one."""
+        """The smallest entry of C, divided by the largest absolute value of an entry."""
         return float(np.min(self.strategy) / np.max(np.abs(self.strategy)))
 
     @property
@@ -93,7 +93,7 @@ class DenseMechanism(Mechanism, kind="dense"):
 
     @property
     def recursive(self) -> bool:
-        """Noise is made row by row from earlier outputs."""
+        """True: the noise of a step is computed from earlier outputs."""
         return True
 
     @property
@@ -106,11 +106,11 @@ class DenseMechanism(Mechanism, kind="dense"):
         return self.noising[step, : step + 1]
 
     def noising_matrix(self, size: int) -> Array:
-        """The first rows and columns of C⁻¹."""
+        """The first ``size`` rows and columns of C⁻¹."""
         return self.noising[:size, :size]
 
     def recursion(self, step: int) -> Rational:
-        """One over the row of C that belongs to the step, continued by zeros to its bands."""
+        """The reciprocal of the row of C for this step, padded with zeros to the bands of C."""
         past = min(step, self.strategy_bands - 1)
         row = self.strategy[step, step - past : step + 1][::-1]
         return Rational((), (np.concatenate([row, np.zeros(self.strategy_bands - row.size)]),))
@@ -120,7 +120,7 @@ class DenseMechanism(Mechanism, kind="dense"):
         return self.noising @ z
 
     def in_float32(self) -> DenseMechanism:
-        """The mechanism that runs: each row of C as its recursion computes with it."""
+        """The mechanism that is run: each row of C with the coefficients of its recursion."""
         most = self.strategy_bands - 1
         strategy = np.zeros_like(self.strategy)
         for step in range(self.num_steps):
@@ -133,7 +133,7 @@ class DenseMechanism(Mechanism, kind="dense"):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that tell C from others."""
+        """16 hex digits of a hash of C."""
         return hashlib.sha256(b"dense" + self.strategy.tobytes()).hexdigest()[:16]
 
     def first(self, num_steps: int) -> DenseMechanism:

@@ -1,4 +1,4 @@
-"""The protocol of every factorization A = BC: its sensitivity, its error, and how it runs."""
+"""The protocol of every factorization A = BC: its sensitivity, its error, and how it is run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Optimization:
     Attributes:
         converged: whether the optimiser met its tolerance; if not, the mechanism is still valid,
             its sensitivity still certified, and its error no larger than at the start.
-        message: the optimiser's own words.
+        message: the message of the optimiser.
         evaluations: how often objective and gradient were computed.
         start: the certified error at the start.
         final: the certified error of the result, never above ``start``.
@@ -88,7 +88,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """The sensitivity of C: exact or a certified upper bound, and it says which."""
+        """The sensitivity of C, exact or a certified upper bound; the result says which."""
 
     @cached_property
     @abstractmethod
@@ -108,8 +108,8 @@ class Mechanism(ABC):
     def rmse(self, participation: Participation, over: ErrorKind = "mean") -> float:
         """The paper's E(B, C): sens(C)·‖B‖_F/√n, with the certified sensitivity.
 
-        It is the error at the noise for which the sensitivity is 1 standard deviation; at the noise
-        of a budget it is ``Calibration.error``.
+        It is the error at the noise whose standard deviation is the sensitivity; the error at the
+        noise of a budget is ``Calibration.error``.
 
         Args:
             participation: n, b, k.
@@ -125,7 +125,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def decoder_column(self) -> Array:
-        """The first column of B: what stays of the first step's noise at each step; length n."""
+        """The first column of B: what remains of the first step's noise at each step; length n."""
 
     # The strategy matrix, for accountants.
 
@@ -137,7 +137,7 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def least_entry(self) -> float:
-        """The smallest entry of C, over the largest absolute value of one."""
+        """The smallest entry of C, divided by the largest absolute value of an entry."""
 
     @property
     @abstractmethod
@@ -148,7 +148,7 @@ class Mechanism(ABC):
     def bins(self, num_bins: int) -> Bins:
         """The means m_j = Σ_i C[:, j+ib] of balls-in-bins; entries of C below 0 count as 0."""
 
-    # The noising matrix, for what makes noise.
+    # The noising matrix, for the noise backends.
 
     @property
     @abstractmethod
@@ -158,11 +158,11 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def recursive(self) -> bool:
-        """Whether C⁻¹z needs earlier outputs, and not past values of z alone."""
+        """Whether C⁻¹z needs earlier outputs, and not only past values of z."""
 
     @property
     def num_buffers(self) -> int:
-        """The past outputs that a recursion for C⁻¹ needs, by its series alone; 0 without one."""
+        """The past values that the recursion of a series C⁻¹ needs; 0 without such a series."""
         return 0
 
     @property
@@ -181,7 +181,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def noising_matrix(self, size: int) -> Array:
-        """The first rows and columns of C⁻¹."""
+        """The first ``size`` rows and columns of C⁻¹."""
 
     @abstractmethod
     def recursion(self, step: int) -> Rational:
@@ -193,18 +193,18 @@ class Mechanism(ABC):
 
     @abstractmethod
     def in_float32(self) -> Mechanism:
-        """The mechanism that runs: with the coefficients rounded to float32 as noise uses them.
+        """The mechanism that is run: with the float32 coefficients that the noise uses.
 
-        Near a pole or zero at 1 that rounding moves the sensitivity far more than float64 would,
-        so a budget is priced for this mechanism. A second call changes nothing.
+        Near a pole or zero at 1 this rounding changes the sensitivity far more than that of float64
+        would, so noise is calibrated for this mechanism. A second call changes nothing.
         """
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """16 hex digits that tell the coefficients of C⁻¹ from others."""
+        """16 hex digits of a hash of the coefficients of C⁻¹."""
 
-    # Values.
+    # Shorter runs, and conversion to plain values.
 
     @abstractmethod
     def first(self, num_steps: int) -> Mechanism:
@@ -212,7 +212,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def fields(self) -> dict[str, Any]:
-        """What a mechanism of this kind has besides its name and workload, as plain values."""
+        """The data of this kind of mechanism besides its name and workload, as plain values."""
 
     @classmethod
     @abstractmethod

@@ -1,7 +1,7 @@
-"""The registry of families: what differs between them is data of an entry.
+"""The registry of families: everything that differs between families is data of an entry.
 
-A family is a factory with a name, what its size means, what a planner tries of it, and how it is
-shown. Each stands in the file of its factory; ``register`` makes a new one known everywhere.
+A family is a factory with a name, the meaning of its size, its candidates for a planner, and its
+label. Each is defined in the file of its factory; ``register`` makes a new one known everywhere.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from corrnoise.workloads import Workload
 
 Size = int | Literal["best"] | None
 # What amplification by sampling favours in a strategy matrix: nothing; means of bins that are short
-# and far apart, so a C that forgets soon; few bands of C; or C = I alone.
+# and far apart, so a C that decays fast; few bands of C; or only C = I.
 Amplification = Literal["none", "bins", "bands", "independent"]
 
-# What one unit of a size is called, in front of its number.
+# The symbol of a size, printed in front of its value.
 _SYMBOLS = {"num_bands": "p", "num_buffers": "d"}
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a planner wants candidates for.
+    """The problem that a planner wants candidates for.
 
     Attributes:
         workload: A.
         participation: n, b, k.
         amplification: what the sampling favours.
         epsilon: ε of the budget.
-        delta: its δ.
+        delta: δ of the budget.
         memory: the model-sized vectors that the noise may keep; ``None`` is no limit.
-        num_bands: this p alone, where the user asked for one.
+        num_bands: the only p to try, where the user asked for one.
         named: whether the user asked for this family by name.
     """
 
@@ -53,9 +53,9 @@ class Candidate:
     """A mechanism that has not been built yet.
 
     Attributes:
-        size: of the family, as in ``Family.build``.
-        build: builds it.
-        note: what is special about it, to print behind its size.
+        size: the size, as in ``Family.build``.
+        build: builds the mechanism.
+        note: what is special about it, printed after its size.
     """
 
     size: int | None
@@ -68,10 +68,10 @@ class Family:
     """A family of mechanisms.
 
     Attributes:
-        name: as users write it.
-        label: as one says it, for reports.
+        name: the name that users write in code.
+        label: the name in reports.
         factory: from a workload, a participation and a size to a mechanism.
-        sizes: what a planner tries; nothing where the family is not worth its time.
+        sizes: the sizes that a planner tries; none where the family would take too long.
         size: what its size counts, by the name of the factory's argument; ``None`` for no size.
         optional: whether the size may be left out.
         usual: the size to take where the user names none.
@@ -107,7 +107,7 @@ class Family:
         return self.factory(workload, participation, size)
 
     def candidates(self, question: Question) -> Iterable[Candidate]:
-        """What a planner tries, in the order of sizes."""
+        """The candidates that a planner tries, in the order of sizes."""
         asked = question.num_bands is not None and self.banded
         for size in [question.num_bands] if asked else self.sizes(question):
             yield Candidate(
@@ -117,7 +117,7 @@ class Family:
         yield from self.extra(question)
 
     def title(self, size: int | None) -> str:
-        """Name and size, to print."""
+        """Name and size, as printed in tables."""
         return self.name + self._sized(size)
 
     def shown(self, mechanism: Mechanism) -> str:
@@ -137,7 +137,7 @@ _KNOWN: dict[str, Family] = {}
 
 
 def register(*families: Family) -> None:
-    """Make families known by their names, in place of those that had them."""
+    """Register families by name; a new family replaces an old one of the same name."""
     for family in families:
         _KNOWN[family.name] = family
 
@@ -160,7 +160,7 @@ def get(name: str) -> Family:
 
 
 def shown(mechanism: Mechanism) -> str:
-    """Family and size of any mechanism, as one says it."""
+    """Label and size of any mechanism, for reports."""
     family = _KNOWN.get(mechanism.name)
     return mechanism.name if family is None else family.shown(mechanism)
 
@@ -168,12 +168,12 @@ def shown(mechanism: Mechanism) -> str:
 def build(
     name: str, workload: Workload, participation: Participation, size: Size = None
 ) -> Mechanism:
-    """The mechanism of this name: for what is chosen at run time.
+    """Build a mechanism by the name of its family, for choices at run time.
 
     Args:
         name: one of ``names()``.
         workload: A.
-        participation: n, b, k; the closed forms do not look at it.
+        participation: n, b, k; the closed forms use it only for the size "best".
         size: p of the banded families ("best" for BISR alone) and of "dense", where it may be
             left out; the number of buffers of "blt"; nothing for "dp_sgd".
 

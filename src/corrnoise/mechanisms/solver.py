@@ -28,8 +28,8 @@ class Solver:
 
     Attributes:
         memory: how many steps approximate the Hessian.
-        iterations: the most to take.
-        tolerance: the relative decrease of the function under which it has converged.
+        iterations: the largest number of iterations.
+        tolerance: the search has converged when the relative decrease of the function is below it.
     """
 
     memory: int
@@ -42,7 +42,7 @@ class Solver:
         start: Array,
         trace: Callable[[float], None] | None = None,
     ) -> Solution:
-        """Minimise a function that returns its value and gradient; ``trace`` is told each value."""
+        """Minimise a function that returns its value and gradient; ``trace`` gets each value."""
         from scipy.optimize import (  # deferred, like all of SciPy, for a quick import
             OptimizeResult,
             minimize,

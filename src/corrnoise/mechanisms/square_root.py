@@ -1,4 +1,4 @@
-"""Closed forms: DP-SGD, the square root, and its two bandings, BSR and BISR."""
+"""Closed forms: DP-SGD, the square root, and its two banded versions, BSR and BISR."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
 
-# With nothing stored a band of C⁻¹ costs a draw for each parameter and step, so a planner tries no
-# more unless it is asked to.
+# Without stored state each band of C⁻¹ costs a draw for each parameter and step, so a planner tries
+# no more bands than this unless it is asked to.
 MOST_BANDS = 32
 _BISR_BANDS = (2, 4, 8, 11, 16, 23, MOST_BANDS)
 
@@ -38,7 +38,7 @@ def dp_sgd(workload: Workload, participation: Participation | None = None) -> To
 def square_root(
     workload: Workload, participation: Participation | None = None
 ) -> ToeplitzMechanism:
-    """C = A^{1/2}: B = C, no banding. Noise at step i depends on all earlier ones."""
+    """The square root C = B = A^{1/2}, not banded. Noise at a step depends on all earlier steps."""
     coef = workload.inverse_sqrt_coef(workload.num_steps)
     return ToeplitzMechanism("square_root", workload, Rational.of(numerator=[coef]))
 
@@ -75,9 +75,9 @@ def bisr(
 
     Args:
         workload: A.
-        participation: n, b, k; only for "best".
+        participation: n, b, k; used only for "best".
         num_bands: p, the bands of C⁻¹, or "best" for the p with the least certified rmse. It is
-            found by bracketing, O(log n) evaluations of O(n log n).
+            found by bracketing, in O(log n) evaluations of O(n log n).
 
     >>> import corrnoise as cn
     >>> m = cn.mechanisms.bisr(cn.workloads.prefix_sum(1024), num_bands=4)
@@ -114,8 +114,8 @@ def bands(num_bands: object, workload: Workload) -> int:
 def _least_integer(function: Callable[[int], float], high: int) -> int:
     """The argmin on 1..high of a function that falls, then rises.
 
-    Powers of 4 bracket the valley and a golden section narrows it, to 1e-4 of the argument: there
-    the valley is flat to ten digits. O(log high) evaluations.
+    Powers of 4 bracket the minimum and a golden-section search narrows it to 1e-4 of the argument,
+    where the function is flat to ten digits. It takes O(log high) evaluations.
     """
     value = lru_cache(maxsize=None)(function)
     grid = [4**i for i in range(math.ceil(math.log(high, 4)) + 1) if 4**i < high] + [high]
@@ -132,9 +132,9 @@ def _least_integer(function: Callable[[int], float], high: int) -> int:
 
 
 def strategy_bands(question: Question) -> list[int]:
-    """Sizes of a banded C for a planner: b, what the memory just holds, and fewer.
+    """Sizes of a banded C for a planner: b, the most that the memory holds, and fewer.
 
-    More bands mean less error, but where amplification counts the bands also less amplification.
+    More bands mean less error, but also less amplification where that depends on the bands.
     """
     b, memory = question.participation.min_sep, question.memory
     sizes = {b}

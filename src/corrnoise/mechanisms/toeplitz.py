@@ -1,4 +1,4 @@
-"""Toeplitz factorizations, given by their noising series: every family but "dense"."""
+"""Toeplitz factorizations, given by their noising series: every family except "dense"."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ToeplitzMechanism(Mechanism, kind="toeplitz"):
         return self._finite("B", series.coef(self.num_steps))
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """The sensitivity of C: exact or a certified upper bound, and it says which."""
+        """The sensitivity of C, exact or a certified upper bound; the result says which."""
         participation.check_steps(self.num_steps, "mechanism")
         return _sensitivity.of_toeplitz(self.strategy_coef, participation)
 
@@ -73,14 +73,14 @@ class ToeplitzMechanism(Mechanism, kind="toeplitz"):
 
     @property
     def strategy_bands(self) -> int:
-        """The number of bands of C; n where C⁻¹ is the banded one, or neither."""
+        """The number of bands of C; n where C is not banded."""
         if self.noising.numerator_terms > 1:
             return self.num_steps
         return min(self.num_steps, self.noising.denominator_terms)
 
     @property
     def noising_bands(self) -> int:
-        """The number of bands of C⁻¹; n where C is the banded one, or neither."""
+        """The number of bands of C⁻¹; n where C⁻¹ is not banded."""
         return self.num_steps if self.recursive else self._noising_terms
 
     @property
@@ -92,7 +92,7 @@ class ToeplitzMechanism(Mechanism, kind="toeplitz"):
 
     @property
     def least_entry(self) -> float:
-        """The smallest coefficient of C, over the largest absolute value of one."""
+        """The smallest coefficient of C, divided by the largest absolute value of one."""
         return float(np.min(self.strategy_coef) / np.max(np.abs(self.strategy_coef)))
 
     @property
@@ -119,7 +119,7 @@ class ToeplitzMechanism(Mechanism, kind="toeplitz"):
         return self.noising_coef[: min(step + 1, self.noising_bands)][::-1]
 
     def noising_matrix(self, size: int) -> Array:
-        """The first rows and columns of C⁻¹."""
+        """The first ``size`` rows and columns of C⁻¹."""
         return toeplitz.matrix(self.noising_coef[:size])
 
     def recursion(self, step: int) -> Rational:
@@ -131,7 +131,7 @@ class ToeplitzMechanism(Mechanism, kind="toeplitz"):
         return toeplitz.apply(self.noising_coef, z)
 
     def in_float32(self) -> ToeplitzMechanism:
-        """The mechanism that runs, with its coefficients rounded to float32."""
+        """The mechanism that is run, with its coefficients rounded to float32."""
         series = self.noising
         if not self.recursive:  # one product of all factors
             series = Rational((self.noising_coef[: self._noising_terms],), ())
@@ -139,7 +139,7 @@ class ToeplitzMechanism(Mechanism, kind="toeplitz"):
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that tell the coefficients of C⁻¹ from others."""
+        """16 hex digits of a hash of the coefficients of C⁻¹."""
         parts = [f.tobytes() for f in self.noising.numerator] + [b"/"]
         text = b"|".join(parts + [f.tobytes() for f in self.noising.denominator])
         return hashlib.sha256(text).hexdigest()[:16]

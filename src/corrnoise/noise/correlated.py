@@ -1,4 +1,4 @@
-"""Correlated noise for any training loop: gradients in, gradients with (C⁻¹z)[step] out."""
+"""Correlated noise for any training loop: (C⁻¹z)[step] is added to the gradients of a step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from corrnoise.noise.generator.normals import Normals
 from corrnoise.noise.generator.stream import LARGEST_WORD, NoiseStream, check_slice
 
 _INTERRUPTED = (
-    "step must follow a finished one, but the last was interrupted and the state is damaged; "
+    "step must follow a completed one, but the last was interrupted and the state is damaged; "
     "load a saved state or call seek"
 )
 
@@ -30,13 +30,13 @@ class CorrelatedNoise:
     r"""The noise (C⁻¹z)[step] of a mechanism, added to gradients in place.
 
     Row i is Σ_t c_t·z[i - t] for the coefficients c of C⁻¹, where z is the ``NoiseStream`` of the
-    key. What is kept between steps is in ``scheme``: nothing for a banded C⁻¹ unless ``memory``
+    key. ``scheme`` says what is kept between steps: nothing for a banded C⁻¹ unless ``memory``
     allows it, the recursion's state for any other.
 
     Guarantees: the rows of one mechanism, key, stream and number of rounds are the same for every
     scheme, every sharding and every restart, bit for bit on one machine where the scheme is the
-    same; against exact arithmetic the error is a few float32 units. Every check is made before
-    anything is changed.
+    same; against exact arithmetic the error is a few float32 units. All arguments are validated
+    before anything is changed.
 
     Args:
         mechanism: any of ``corrnoise.mechanisms``.
@@ -45,8 +45,8 @@ class CorrelatedNoise:
         stream: an id below 2^32, to use one key for several parameter vectors.
         memory: how many model-sized float32 vectors may be stored to save time; the fastest scheme
             that fits is taken. A recursion needs its own state whatever ``memory`` says.
-        rounds: of ChaCha: 20, or 12 or 8 as in ``NoiseStream``.
-        threads: for gradients in main memory; all processors by default.
+        rounds: the number of ChaCha rounds: 20, or 12 or 8 as in ``NoiseStream``.
+        threads: the number of threads for gradients in main memory; all processors by default.
 
     >>> import corrnoise as cn
     >>> mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4)
@@ -88,12 +88,12 @@ class CorrelatedNoise:
 
     @property
     def num_steps(self) -> int:
-        """The steps that the mechanism is planned for."""
+        """The number of steps that the mechanism is built for."""
         return self._filter.num_steps
 
     @property
     def mechanism(self) -> Mechanism:
-        """What is really run: the mechanism with its coefficients rounded to float32.
+        """The mechanism that is run, with its coefficients rounded to float32.
 
         Calibrate the noise for this one: its sensitivity is the sensitivity of the run.
         """
@@ -101,7 +101,7 @@ class CorrelatedNoise:
 
     @property
     def key(self) -> Key:
-        """The secret, to be saved apart from checkpoints."""
+        """The secret key, to be saved separately from checkpoints."""
         return self.stream.key
 
     def add_(self, grads: Any, step: int, scale: float, offsets: list[int] | None = None) -> None:
@@ -110,11 +110,11 @@ class CorrelatedNoise:
         Args:
             grads: torch tensors on one CPU or CUDA device (float32, bfloat16, float16), or NumPy
                 arrays (float32, float64); contiguous. Arithmetic is float32, rounded once.
-            step: in [0, num_steps). A recursion must be asked for one step after the other; to
-                start elsewhere load a state or call ``seek``.
+            step: in [0, num_steps). A recursion takes the steps in order; to start at another
+                step, load a state or call ``seek``.
             scale: the standard deviation of z: noise multiplier times clip norm.
             offsets: where each tensor begins in the flat parameter vector; one after the other by
-                default. A rank that holds a shard passes its own, and gets its slice of the noise.
+                default. A rank that holds a shard passes its offsets and gets its slice of noise.
         """
         step = self._check_step(step)
         scale = check_scale(scale)
@@ -136,7 +136,7 @@ class CorrelatedNoise:
             self._add_recursion(targets, step, scale)
 
     def row(self, step: int, start: int, stop: int) -> Normals:
-        """The slice (C⁻¹z)[step, start:stop] from nothing, by the NumPy reference.
+        """The slice (C⁻¹z)[step, start:stop], without stored state, by the NumPy reference.
 
         It costs p draws for a banded C⁻¹ and step + 1 draws for any other.
         """
@@ -156,19 +156,19 @@ class CorrelatedNoise:
         return self._filter.mechanism.correlate(z)
 
     def seek(self, step: int) -> None:
-        """Make ``step`` the next one of a recursion, with no saved state.
+        """Make ``step`` the next step of a recursion, without a saved state.
 
         The next ``add_`` replays the steps before it, at ``step`` draws for each index. The other
-        schemes take any step at any time: p draws to regenerate, s more than at other steps for a
-        ring of s vectors, at most p + m - 1 for lookahead.
+        schemes take any step at any time: it costs p draws to regenerate, s more than at other
+        steps for a ring of s vectors, and at most p + m - 1 for lookahead.
         """
         self._forget(self._check_step(step))
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs besides the key: plain values, and a copy of a recursion's state.
 
-        Never the key: its fingerprint. ``state`` is a torch tensor for torch gradients, else an
-        array; ``None`` where nothing has to be kept.
+        It holds the fingerprint of the key, never the key. ``state`` is a torch tensor for torch
+        gradients, else an array; ``None`` where nothing has to be kept.
         """
         if self.scheme.kind != "recursion":
             return {**self._identity(), "next_step": None, "layout": [], "state": None}
@@ -190,7 +190,7 @@ class CorrelatedNoise:
         """Continue where ``state_dict`` was taken.
 
         Raises:
-            ValueError: it belongs to another key, stream, mechanism or number of rounds.
+            ValueError: the state belongs to another key, stream, mechanism or number of rounds.
         """
         _state.check_identity(data, self._identity())
         if self.scheme.kind != "recursion":
@@ -207,7 +207,7 @@ class CorrelatedNoise:
             f"stream={self.stream.stream}, rounds={self.stream.rounds}, {self.scheme.kind})"
         )
 
-    # What follows moves the state; all checks have been made.
+    # The methods below change the state; all arguments have been validated.
 
     def _add_lookahead(self, targets: Targets, step: int, scale: float) -> None:
         m = self.scheme.lookahead
@@ -257,7 +257,7 @@ class CorrelatedNoise:
         self._ready = step + 1
 
     def _settle(self, targets: Targets) -> None:
-        """Bind the state to the gradients' places and device, or raise if they have changed."""
+        """Bind the state to the gradients' layout and device; raise if the layout has changed."""
         if self._layout is not None and self._layout != targets.layout:
             raise ValueError(
                 f"grads must keep the sizes and offsets that the state was made for "
@@ -273,7 +273,7 @@ class CorrelatedNoise:
 
     def _forget(self, step: int) -> None:
         recursion = self.scheme.kind == "recursion"
-        # The step that the state is for (lookahead: the first of the rows made at once).
+        # The step that the state is for (lookahead: the first of the rows computed at once).
         self._ready: int | None = step if recursion else None
         self._replay = recursion and step > 0 and self.scheme.num_vectors > 0
         self._layout: Layout | None = None

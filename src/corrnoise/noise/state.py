@@ -1,4 +1,4 @@
-"""What a checkpoint says of the noise: which run it belongs to, and a recursion's state."""
+"""The noise in a checkpoint: the run that it belongs to, and the state of a recursion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from corrnoise.noise.generator.stream import NoiseStream
 
 @dataclass(frozen=True, eq=False)
 class Restored:
-    """A recursion's state: the next step, and the vectors with their layout if they were kept."""
+    """A recursion's state: the next step, and the vectors with their layout if they were saved."""
 
     step: int
     layout: Layout
@@ -25,7 +25,7 @@ class Restored:
 
 
 def identity(stream: NoiseStream, spec: Filter) -> dict[str, Any]:
-    """What must agree between two runs for their noise to be the same; never the key itself."""
+    """The values that must agree for two runs to have the same noise; never the key itself."""
     return {
         "format": FORMATS["noise state"],
         "key_fingerprint": stream.key.fingerprint,

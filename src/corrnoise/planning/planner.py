@@ -1,4 +1,4 @@
-"""The plan with the least expected error that a dataset, a budget and a memory allow."""
+"""The plan with the least expected error for a dataset, a budget and a memory limit."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from corrnoise.planning.pricing import CERTIFICATE, Priced, Pricing
 from corrnoise.samplings import ASSUMED, DRAWN, Sampling
 from corrnoise.samplings import get as get_sampling
 
-# Of the candidates that an estimate ranks, this many are certified if they are this close.
+# Of the candidates ranked by an estimate, this many are certified if they are close to the best.
 _FINALISTS, _CLOSE = 3, 1.02
-# Errors this close are equal, and the cheaper mechanism is taken.
+# Errors this close count as equal, and the cheaper mechanism is taken.
 _EQUAL = 1.001
 
 
@@ -44,19 +44,19 @@ def plan(
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> Plan:
-    """The mechanism with the least expected error σ·‖B‖_F/√n at the noise that the budget asks for.
+    """The mechanism with the least expected error σ·‖B‖_F/√n at the noise that the budget needs.
 
     Amplification by sampling counts: each candidate is priced for ``sampling``. An epoch has
     b = ⌈num_examples/batch_size⌉ steps; an example takes part at most once in each. Where prices
-    are certified by sampling, every candidate is ranked by an estimate and the best three are
+    are certified by draws, every candidate is ranked by an estimate and the best three are
     certified; the noise of the plan itself is always exact, a proven bound or certified. Mechanisms
-    are priced with the float32 coefficients that run. Errors within 0.1 % are equal, and the
-    cheaper one is taken.
+    are priced with the float32 coefficients that are run. Errors within 0.1 % count as equal, and
+    the cheaper mechanism is taken.
 
     Args:
         num_examples: size of the dataset.
         batch_size: expected examples in a batch.
-        epochs: passes over the data; or
+        epochs: passes over the data; give either this or ``num_steps``.
         num_steps: n, which need not be whole epochs.
         epsilon: ε.
         delta: δ.
@@ -65,15 +65,15 @@ def plan(
         sampling: one of ``corrnoise.samplings.names()``, as in ``calibrate``, or a ``Sampling``.
         mechanisms: names of families to choose from; all by default.
         num_bands: p of the banded families; several by default.
-        num_parameters: of the model, to tell how many bytes the noise keeps.
+        num_parameters: the size of the model, to report how many bytes the noise keeps.
         memory: the model-sized float32 vectors that the noise may keep between steps. With 0, the
-            default, it keeps none: DP-SGD, BISR and Band-Inv-MF, whose past is regenerated. BSR,
-            Band-MF and BLT need a state; what it would gain is among the alternatives. ``None`` is
+            default, it keeps none, as DP-SGD, BISR and Band-Inv-MF do: they regenerate past noise.
+            BSR, Band-MF and BLT need a state; the alternatives show what it would gain. ``None`` is
             no limit.
-        rounds: of ChaCha: 20, or the faster 12 and 8.
-        failure_probability: of the certificate, where prices are certified by sampling.
+        rounds: the number of ChaCha rounds: 20, or the faster 12 and 8.
+        failure_probability: that of the certificate, where prices are certified by draws.
         samples: draws for the certificate; chosen from b by default.
-        seed: of these draws.
+        seed: the seed of these draws.
         progress: True for a bar on the terminal, or a function of (done, total).
 
     >>> import corrnoise as cn
@@ -145,8 +145,8 @@ def participation(
 ) -> Participation:
     """How often one example takes part when every epoch uses each example once.
 
-    b = ⌈num_examples/batch_size⌉ steps make an epoch, and k = ⌈n/b⌉. A run of less than one epoch
-    is for fixed batches alone: the analysis of the other samplings uses every bin.
+    b = ⌈num_examples/batch_size⌉ steps make an epoch, and k = ⌈n/b⌉. Only fixed batches allow a run
+    of less than one epoch: the analysis of the other samplings uses every bin.
 
     >>> participation(50_000, 512, epochs=10)
     Participation(num_steps=980, min_sep=98, max_participations=10)
@@ -183,7 +183,7 @@ def _candidates(question: Question, names: Sequence[str] | None) -> list[tuple[F
 
 
 def _certify(priced: list[Priced], pricing: Pricing, share: Share) -> list[Priced]:
-    """The same candidates, the best of the available ones with a certificate."""
+    """The same candidates; the best of the available ones have a certificate."""
     ranked = sorted((p for p in priced if p.available), key=lambda p: p.error)[:_FINALISTS]
     finalists = [p for p in ranked if p.error <= _CLOSE * ranked[0].error]
     result = [p for p in priced if p not in finalists]
@@ -196,7 +196,7 @@ def _certify(priced: list[Priced], pricing: Pricing, share: Share) -> list[Price
 
 
 def _choose(priced: list[Priced], sampling: Sampling) -> Priced:
-    """The cheapest of those with the least error, to 0.1 %."""
+    """The cheapest of the candidates within 0.1 % of the least error."""
     ready = [p for p in priced if p.available and p.calibration is not None]
     if not ready:
         reasons = "; ".join(f"{p.alternative.label}: {p.alternative.reason}" for p in priced)

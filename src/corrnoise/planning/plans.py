@@ -1,4 +1,4 @@
-"""A plan: everything that a training run has to know, and the alternatives considered."""
+"""A plan: everything that a training run needs to know, and the alternatives considered."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from corrnoise.samplings import Batches, Calibration, Sampling
 
 @dataclass(frozen=True)
 class Alternative:
-    """One mechanism that a plan looked at.
+    """One mechanism that the planner considered.
 
     Attributes:
         label: family, size and what it was tuned for.
         name: the family.
         num_bands: p; ``None`` for families that have no bands.
-        noise_multiplier: that the budget asks for; ``None`` where the sampling has no analysis.
-        error: expected, per unit of clip norm, at that noise.
+        noise_multiplier: what the budget needs; ``None`` where the sampling has no analysis.
+        error: the expected error at that noise, per unit of clip norm.
         kind: what the noise is: "exact", "bound" or "certified" as in ``Calibration``, or
-            "estimate", which promises nothing and only ranks.
+            "estimate", which guarantees nothing and is only for ranking.
         scheme: how its past noise is kept within the memory of the plan.
         step_cost: time of its noise in a step, relative to independent noise (DP-SGD).
         reason: why it cannot be chosen; "" where it can.
@@ -61,7 +61,7 @@ class Plan:
     """A mechanism, its calibrated noise, and the run that they are for.
 
     ``Plan(num_examples=…, batch_size=…, calibration=…)`` is enough; ``corrnoise.plan`` fills in the
-    rest. It turns into JSON and back to the last bit.
+    rest. Conversion to JSON and back is exact to the last bit.
 
     Attributes:
         num_examples: size of the dataset.
@@ -69,11 +69,11 @@ class Plan:
         calibration: mechanism, participation, sampling, noise, ε and δ, and how they are proven.
         lower_bound: no factorization can have a smaller ``error`` at this budget and sampling
             (``Sampling.least_error``); ``None`` where no bound is known.
-        alternatives: all that was considered, least error first, the chosen one among them.
-        choice: the place of the chosen one among the alternatives; ``None`` without any.
-        num_parameters: of the model, if known.
+        alternatives: all that were considered, least error first, including the chosen one.
+        choice: the index of the chosen one in ``alternatives``; ``None`` without any.
+        num_parameters: the size of the model, if known.
         memory: model-sized float32 vectors that the noise may keep, as in ``CorrelatedNoise``.
-        rounds: of ChaCha.
+        rounds: the number of ChaCha rounds.
     """
 
     num_examples: int
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def mechanism(self) -> Mechanism:
-        """The factorization, with the float32 coefficients that run."""
+        """The factorization, with the float32 coefficients that are run."""
         return self.calibration.mechanism
 
     @property
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def divisor(self) -> int:
-        """What sums of gradients are divided by: ``expected_batch``, rounded down, at least 1."""
+        """The divisor of gradient sums: ``expected_batch``, rounded down, at least 1."""
         return max(1, math.floor(self.num_examples * self.sampling.rate(self.participation)))
 
     def batches(self, key: Key, *, shuffled: bool = False) -> Batches:
@@ -139,7 +139,7 @@ class Plan:
 
     @property
     def chosen(self) -> Alternative | None:
-        """The alternative that the plan is; ``None`` where it was not chosen among any."""
+        """The alternative that was chosen; ``None`` for a plan without alternatives."""
         return None if self.choice is None else self.alternatives[self.choice]
 
     @property
@@ -168,7 +168,7 @@ class Plan:
         return choose(Filter.of(self.mechanism), self.memory, self.rounds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; "error", "efficiency" and "scheme" are there to be read."""
+        """Plain values, for JSON; "error", "efficiency" and "scheme" are for readers only."""
         fields = {
             "num_examples": self.num_examples,
             "batch_size": self.batch_size,

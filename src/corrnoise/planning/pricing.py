@@ -1,4 +1,4 @@
-"""What a budget costs each candidate: noise, expected error, memory and time."""
+"""The cost of a budget for each candidate: noise, expected error, memory and time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from corrnoise.participation import Participation
 from corrnoise.planning.plans import Alternative
 from corrnoise.samplings import Calibration, Sampling
 
-# A certificate in units of an estimate, for the progress bar.
+# The time of a certificate in units of an estimate, for the progress bar.
 CERTIFICATE = 20
 
 
@@ -39,7 +39,7 @@ class Priced:
         return not self.alternative.reason
 
     def calibrated(self, found: Calibration) -> Priced:
-        """The same, with proven noise."""
+        """The same candidate, with proven noise."""
         alternative = replace(
             self.alternative,
             noise_multiplier=found.noise_multiplier,
@@ -51,17 +51,17 @@ class Priced:
 
 @dataclass(frozen=True)
 class Pricing:
-    """What every candidate is priced for.
+    """The problem that every candidate is priced for.
 
     Attributes:
         participation: n, b, k.
         epsilon: ε of the budget.
-        delta: its δ.
+        delta: δ of the budget.
         sampling: how batches are drawn.
         memory: the model-sized vectors that the noise may keep; ``None`` is no limit.
-        rounds: of ChaCha.
+        rounds: the number of ChaCha rounds.
         asked: whether the user asked for a number of bands.
-        draws: of certificates.
+        draws: the draws for certificates.
     """
 
     participation: Participation
@@ -101,9 +101,9 @@ class Pricing:
         return Priced(alternative, mechanism)
 
     def certify(self, mechanism: Mechanism, finalists: int, share: Share) -> Calibration:
-        """One of several certificates of which the best will be kept.
+        """One of several certificates, of which the best is kept.
 
-        They share the failure probability: that of the one that is kept is their sum.
+        They share the failure probability: the one that is kept states their sum.
         """
         whole, progress = self.draws.failure_probability, share.part(CERTIFICATE)
         draws = replace(self.draws, failure_probability=whole / finalists, progress=progress)
@@ -116,7 +116,7 @@ class Pricing:
         )
 
     def _excess(self, scheme: Scheme) -> str:
-        """Why a scheme is beyond what the plan may use."""
+        """Why a scheme is beyond the limits of the plan; "" where it is not."""
         if self.memory is not None and scheme.num_vectors > self.memory:
             return f"needs {scheme.num_vectors} vectors of memory, the plan allows {self.memory:g}"
         if not self.asked and scheme.draws_per_step > MOST_BANDS:

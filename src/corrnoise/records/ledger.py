@@ -3,37 +3,48 @@
 A crash loses what a process had in memory, and a resumed run goes back to its last checkpoint: it
 repeats steps. That is harmless if it repeats them *exactly*: the same noise on the same gradient is
 the same release. The same noise on another gradient would reveal their difference. So each step is
-written down, with a keyed digest of the gradient before noise, and forced to the disk before the
-step is released; a step that is there already must come with the same digest.
+recorded, with a keyed digest of the gradient before noise, and forced to the disk before the step
+is released; a step that is there already must come with the same digest.
 
-One line of JSON and its checksum for each entry. The first line is the run's header.
+Each line is an entry as JSON, and a code that covers it and the codes of all lines before it:
+HMAC-SHA-256 under a key of the run, cut to 128 bits. So no line can be changed, moved or left out
+without notice by someone who does not have the key. The first line is the run's header. What a
+ledger cannot show is that its last lines are missing: an old copy of it is as valid as it was.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
-import zlib
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from corrnoise import _files, _formats
 
+_CODE = 32  # hex digits
+_START = b'{"corrnoise": "ledger", '  # of every header
+
 
 class Ledger:
     """The released steps of one run, in memory and, if it has a path, on the disk.
 
     Guarantees: when ``record`` returns, the entry has been forced to the disk. A line that a crash
-    tore at the end of the file was never released, and is dropped; any other damage is refused.
-    The file is locked as long as the ledger is open, so that no two processes continue one run.
+    tore at the end of the file was never released, and is dropped; any other change is refused.
+    The file is locked as long as the ledger is open, so that no two processes continue one run; a
+    fork of this process cannot record, and does not keep the lock.
 
     Args:
         header: what must not change between the processes of a run: plain values.
-        path: the file; created with the header if it is not there. ``None`` keeps it in memory.
+        path: the file; created with the header, for its owner alone, if it is not there. ``None``
+            keeps the ledger in memory.
+        key: of the codes; without one they show accidental damage alone.
 
     Raises:
-        ValueError: the file belongs to another run, is damaged, or is in use.
+        ValueError: the file is not a ledger, belongs to another run, is damaged, or is in use.
 
     >>> ledger = Ledger({"key_fingerprint": "1a2b"})
     >>> ledger.record(0, "7f")
@@ -45,14 +56,19 @@ class Ledger:
     """
 
     def __init__(
-        self, header: Mapping[str, Any], path: str | os.PathLike[str] | None = None
+        self,
+        header: Mapping[str, Any],
+        path: str | os.PathLike[str] | None = None,
+        key: bytes = b"",
     ) -> None:
-        self.header: dict[str, Any] = _formats.stamped("ledger", header)
+        self.header = {"corrnoise": "ledger", **_formats.stamped("ledger", header)}
         self.path = None if path is None else Path(path)
+        self._key, self._code = key, ""
         self._digests: list[str] = []
         self._file: IO[bytes] | None = None
         if self.path is not None:
             self._open(self.path)
+            _OPEN.add(self)
 
     @property
     def num_released(self) -> int:
@@ -60,7 +76,7 @@ class Ledger:
         return len(self._digests)
 
     def record(self, step: int, digest: str) -> None:
-        """Write down that ``step`` is about to be released, or check that it is a repetition.
+        """Record that ``step`` is about to be released, or check that it is a repetition.
 
         Raises:
             ValueError: the step was released with another digest, or steps before it were not.
@@ -95,22 +111,25 @@ class Ledger:
     def _append(self, entry: Mapping[str, Any]) -> None:
         if self._file is None:
             raise ValueError(
-                f"the ledger {self.path} must be open; it was closed, or a write failed"
+                f"the ledger {self.path} must be open; it was closed, a write failed, or this is a "
+                "fork of the process that opened it"
             )
+        line = _line(entry, self._code, self._key)
         try:
-            _files.append(self._file, _line(entry))
+            _files.append(self._file, line)
         except OSError:
             # What is on the disk is unknown now; the next process will see.
             self.close()
             raise
+        self._code = _code_of(line)
 
     def _open(self, path: Path) -> None:
         fresh = not path.exists()
-        self._file = path.open("a+b")
+        self._file = _files.open_to_append(path)
         try:
             self._lock(path)
             if self._file.seek(0, os.SEEK_END) == 0:
-                _files.append(self._file, _line(self.header))
+                self._append(self.header)
             else:
                 self._read(path)
         except BaseException:
@@ -137,70 +156,138 @@ class Ledger:
 
     def _read(self, path: Path) -> None:
         assert self._file is not None
-        entries, whole = read_entries(path)
-        if len(entries) < 2:  # nothing was ever released: a run may begin as it likes
-            self._file.truncate(0)
-            _files.append(self._file, _line(self.header))
+        lines, rest = _lines(path)
+        if len(lines) < 2:  # no step was ever recorded
+            self._begin(path, lines, rest)
             return
-        _formats.opened("ledger", entries[0])
-        self._file.truncate(whole)
-        _files.append(self._file, b"")
-        different = [
-            f"{name} (was {_short(entries[0].get(name))}, is {_short(value)})"
-            for name, value in self.header.items()
-            if entries[0].get(name) != value and name != "run_id"
-        ]
-        if different:
-            raise ValueError(
-                f"ledger must belong to this run, but {path} differs in {'; '.join(different)}; "
-                "restore those settings, or start a new run with a new key and a new ledger"
-            )
-        self.header = entries[0]
-        for step, entry in enumerate(entries[1:]):
+        _formats.opened("ledger", _entry(lines[0], path, 1))
+        self._check_header(path, _entry(lines[0], path, 1))
+        for number, line in enumerate(lines, start=1):
+            if line != _signed(line[: -_CODE - 2], self._code, self._key):
+                raise ValueError(
+                    f"ledger must be as this run wrote it, but line {number} of {path} is damaged, "
+                    "was changed, or belongs to another key; restore it from a copy: without it "
+                    "nobody knows which steps were released"
+                )
+            self._code = _code_of(line)
+        for step, line in enumerate(lines[1:]):
+            entry = _entry(line, path, step + 2)
             if entry.get("step") != step:
                 raise ValueError(
                     f"ledger must list every step once, but {path} has {entry.get('step')!r} in "
                     f"place of step {step}; it is damaged: restore it from a copy"
                 )
             self._digests.append(entry["gradient"])
+        self._settle(path, sum(map(len, lines)), rest)
 
-
-def read_entries(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], int]:
-    """The entries of a ledger file, and the bytes that they take; a torn last line is left out.
-
-    Raises:
-        ValueError: a line that is not the last is damaged.
-    """
-    data = Path(path).read_bytes()
-    lines = data.split(b"\n")
-    entries: list[dict[str, Any]] = []
-    whole = 0
-    for number, line in enumerate(lines[:-1]):
-        entry = _parse(line)
-        if entry is None:
-            if number == len(lines) - 2 and not lines[-1]:
-                break
+    def _begin(self, path: Path, lines: list[bytes], rest: bytes) -> None:
+        """Write the header in place of another, whole or torn; nothing else is overwritten."""
+        assert self._file is not None
+        first = (lines or [rest])[0]
+        if not first.startswith(_START[: len(first)]) or (lines and rest and rest[:1] != b"{"):
             raise ValueError(
-                f"ledger must be whole, but line {number + 1} of {path} is damaged; "
+                f"ledger must be a new file or one that a run wrote, but {path} has other "
+                "contents, which are left alone; choose another path"
+            )
+        if lines:
+            _formats.opened("ledger", _entry(lines[0], path, 1))
+        self._file.truncate(0)
+        self._append(self.header)
+
+    def _settle(self, path: Path, whole: int, rest: bytes) -> None:
+        """Decide on what follows the last whole line: a torn entry goes, anything else stays.
+
+        A crash can only leave less than a whole entry, which was then never released.
+        """
+        assert self._file is not None
+        if not rest:
+            return
+        entry = {"step": len(self._digests), "gradient": "0" * _digest_size(self._digests)}
+        if len(rest) + 1 >= len(_line(entry, self._code, self._key)):
+            raise ValueError(
+                f"ledger must end with a whole line, but the last one of {path} was changed; "
                 "restore it from a copy: without it nobody knows which steps were released"
             )
-        entries.append(entry)
-        whole += len(line) + 1
-    return entries, whole
+        self._file.truncate(whole)
+        _files.append(self._file, b"")
+
+    def _check_header(self, path: Path, found: dict[str, Any]) -> None:
+        different = [
+            f"{name} (was {_short(found.get(name))}, is {_short(value)})"
+            for name, value in self.header.items()
+            if found.get(name) != value and name != "run_id"
+        ]
+        if different:
+            raise ValueError(
+                f"ledger must belong to this run, but {path} differs in {'; '.join(different)}; "
+                "restore those settings, or start a new run with a new key and a new ledger"
+            )
+        self.header = found
 
 
-def _line(entry: Mapping[str, Any]) -> bytes:
-    text = json.dumps(entry, sort_keys=True).encode()
-    return text + b" " + f"{zlib.crc32(text):08x}".encode() + b"\n"
+def read_entries(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The entries of a ledger file, its header first; a torn last line is left out.
+
+    They are read as they are: only ``Ledger``, which has the key, can check their codes.
+
+    Raises:
+        ValueError: a line is not an entry.
+    """
+    lines, _ = _lines(Path(path))
+    return [_entry(line, Path(path), number) for number, line in enumerate(lines, start=1)]
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    text, _, checksum = line.rpartition(b" ")
-    if f"{zlib.crc32(text):08x}".encode() != checksum:
-        return None
-    return json.loads(text)
+def _lines(path: Path) -> tuple[list[bytes], bytes]:
+    """The whole lines of a file, each with its end, and what follows the last of them."""
+    *lines, rest = path.read_bytes().split(b"\n")
+    return [line + b"\n" for line in lines], rest
+
+
+def _line(entry: Mapping[str, Any], before: str, key: bytes) -> bytes:
+    return _signed(json.dumps(entry).encode(), before, key)
+
+
+def _signed(text: bytes, before: str, key: bytes) -> bytes:
+    """A line: the text of an entry and its code, given the code of the line before."""
+    code = hmac.new(key, before.encode() + text, hashlib.sha256).hexdigest()[:_CODE]
+    return text + b" " + code.encode() + b"\n"
+
+
+def _code_of(line: bytes) -> str:
+    return line[-_CODE - 1 : -1].decode()
+
+
+def _entry(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(line[: -_CODE - 2])
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"ledger must be as a run wrote it, but line {number} of {path} is damaged or is no "
+            "entry of a ledger; restore it from a copy: without it nobody knows which steps were "
+            "released"
+        )
+    return found
+
+
+def _digest_size(digests: list[str]) -> int:
+    return len(digests[0]) if digests else 0
 
 
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "…"
+
+
+_OPEN: weakref.WeakSet[Ledger] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for ledger in list(_OPEN):
+        ledger.close()
+
+
+if hasattr(os, "register_at_fork"):
+    # A fork shares the lock; closing its copy leaves the lock to the process that opened the file.
+    os.register_at_fork(after_in_child=_close_all)

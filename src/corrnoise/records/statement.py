@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
 import sys
-import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from typing import Any
 
 from corrnoise import _formats
@@ -27,9 +24,9 @@ class Statement:
         kind: "exact", "bound" or "certified", as in ``Calibration``.
         failure_probability: of the certificate; 0 unless certified.
         steps_taken: the steps released; for a plan, all that it allows.
-        clip_norm: C, the largest norm of one example's gradient; ``None`` for a plan, which leaves
-            it to the run.
-        noise_multiplier: the standard deviation of z over C.
+        clip_norm: the largest norm of one example's gradient; ``None`` for a plan, which leaves it
+            to the run.
+        noise_multiplier: the standard deviation of z over the clip norm.
         expected_batch: the expected number of examples in a batch.
         divisor: what sums of gradients are divided by.
         sensitivity: of the strategy matrix, and whether it is exact.
@@ -152,9 +149,9 @@ class Statement:
     def caveats(self) -> str:
         """What the guarantee assumes, and what it does not cover."""
         return (
-            "It assumes arithmetic without rounding and untruncated normals (those of the "
-            "stream end at 7.54 standard deviations), a key that nobody else has, and a number of "
-            "steps that was not chosen by looking at the results (else quote the whole run). It does not "
+            "It assumes arithmetic without rounding and untruncated normals (those of the stream "
+            "end at 7.54 standard deviations), a key that nobody else has, and a number of steps "
+            "that was not chosen by looking at the results (else quote the whole run). It does not "
             "cover other uses of the data, such as a search for hyperparameters."
         )
 
@@ -204,6 +201,8 @@ class Statement:
 
     def to_text(self) -> str:
         """One page for a person."""
+        import textwrap  # deferred for a quick import
+
         rows = self.rows()
         width = max(len(name) for name, _ in rows)
         body = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
@@ -212,6 +211,9 @@ class Statement:
 
 def versions() -> dict[str, str]:
     """Versions of what the numbers came from."""
+    import platform  # deferred for a quick import
+    from importlib import metadata
+
     found = {"python": platform.python_version(), "corrnoise": __version__}
     for name in ("numpy", "scipy", "torch", "opacus", "dp_accounting"):
         if name in sys.modules:

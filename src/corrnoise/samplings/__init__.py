@@ -6,7 +6,7 @@
     cyclic-poisson   each example falls into one of p groups; step i takes group i mod p, each of
                      its examples with probability p/b
 
-``docs/extending.md`` adds one.
+``docs/extending.md`` shows how to add one.
 """
 
 from corrnoise.samplings.balls_in_bins import BALLS_IN_BINS

@@ -51,7 +51,7 @@ class BallsInBins(Sampling):
     )
 
     def objection(self, mechanism: Mechanism, participation: Participation) -> str:
-        """C must have no negative entry, and every bin be used in every round."""
+        """C must have no negative entry, and every bin must be used in every round."""
         return bins.objection(mechanism.least_entry, participation)
 
     def delta(
@@ -62,7 +62,7 @@ class BallsInBins(Sampling):
         epsilon: float,
         num_steps: int,
     ) -> float:
-        """A bound by Rényi divergences, with no sampling; looser than a certificate."""
+        """A bound by Rényi divergences, with no random draws; looser than a certificate."""
         found = _bins(mechanism, participation, num_steps)
         return renyi.delta_bound(found, noise_multiplier, epsilon)
 
@@ -100,7 +100,7 @@ class BallsInBins(Sampling):
         return self._priced(mechanism, participation, means, sigma, epsilon, delta, draws, found)
 
     def spent(self, whole: Calibration, steps_taken: int, draws: Draws) -> float:
-        """The ε of the first steps, certified by draws of its own."""
+        """The ε of the first steps, certified by separate draws."""
         means = _bins(whole.mechanism, whole.participation, steps_taken)
         sigma, delta = whole.noise_multiplier, whole.delta
         return certificates.certified_epsilon(means, sigma, delta, draws)[0]
@@ -113,7 +113,7 @@ class BallsInBins(Sampling):
         delta: float,
         draws: Draws,
     ) -> float:
-        """About the noise of a certificate, from few draws."""
+        """An estimate of the certified noise, from few draws."""
         means = mechanism.bins(participation.min_sep)
         return certificates.estimate_noise(means, epsilon, delta, draws)
 
@@ -136,7 +136,7 @@ class BallsInBins(Sampling):
         *,
         shuffled: bool = False,
     ) -> Batches:
-        """One bin for each example, from 64 bits of its own."""
+        """One bin for each example, from 64 random bits per example."""
         b = participation.min_sep
         own = random_words(key, num_examples) % np.uint64(b)
         order = np.argsort(own, kind="stable")

@@ -1,8 +1,8 @@
 """The batches of a run: which examples take part in which step, from a key.
 
-A batch depends on the key and the step alone, so a run that resumes sees the same batches. A bin, a
-draw or a group belongs to its example whatever the others are, so that removing one leaves the
-others where they were; with fixed batches the removed one leaves its place empty. Batches may be
+A batch depends only on the key and the step, so a run that resumes sees the same batches. The bin,
+draw or group of an example does not depend on the other examples, so removing one example does not
+move the others; with fixed batches the removed example leaves its place empty. Batches may be
 empty; such a step still adds noise and still counts.
 """
 
@@ -22,7 +22,7 @@ from corrnoise.participation import Participation
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-# Streams that the noise, which counts from 0, leaves alone.
+# Stream ids that the noise does not use: it counts from 0.
 _EACH_STEP, _ONCE = LARGEST_WORD, LARGEST_WORD - 1
 
 
@@ -33,7 +33,7 @@ class Batches:
     Attributes:
         num_examples: the size of the dataset.
         participation: n and b.
-        choose: the examples of a step in [0, n).
+        choose: from a step in [0, n) to its examples.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(num_steps=6, min_sep=3, max_participations=2)

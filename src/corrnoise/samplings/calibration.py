@@ -17,13 +17,13 @@ from corrnoise.participation import Participation
 if TYPE_CHECKING:
     from corrnoise.samplings.sampling import Sampling
 
-# Of the certificate for the first steps of a run that itself needed none.
+# The failure probability of a certificate for the first steps of a run that itself needs none.
 _FAILURE_PROBABILITY = 1e-9
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a run costs: noise, ε and δ, and everything that they assume.
+    """The privacy cost of a run: noise, ε and δ, and everything that they assume.
 
     The unit of privacy is one example; neighbouring datasets differ by adding or removing one.
 
@@ -74,23 +74,23 @@ class Calibration:
     ) -> float:
         """The ε that the first steps spent, never more than the whole run's.
 
-        It is exact, a bound or certified as the whole run's own ε is (``kind``); where certified,
-        from draws of its own, with the same failure probability once more. Valid for a number of
+        It is exact, a bound or certified like the ε of the whole run (``kind``); where certified,
+        it uses separate draws, with the same failure probability again. It is valid for a number of
         steps that was not chosen by looking at what the run released; a run that stops for such a
-        reason quotes the whole ε.
+        reason must state the ε of the whole run.
 
         Args:
             steps_taken: in [0, num_steps].
             samples: as in ``account``.
-            seed: likewise.
-            progress: likewise.
+            seed: as in ``account``.
+            progress: as in ``account``.
 
         >>> import corrnoise as cn
         >>> part = cn.Participation(980, 98, 10)
         >>> m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(980))
         >>> c = cn.calibrate(m, part, epsilon=9, delta=1e-5)
         >>> [round(c.spent(steps), 2) for steps in (0, 98, 490, 980)]
-        [0.0, 2.34, 5.87, 9.0]
+        [0.0, 2.36, 5.94, 9.0]
         """
         n = self.participation.num_steps
         taken = checks.integer("steps_taken", steps_taken, 0, n, "a plan ends with its last step")
@@ -131,7 +131,7 @@ class Calibration:
         return self.kind
 
     def to_dict(self) -> dict[str, Any]:
-        """What a reviewer needs, as plain values: with it the run can be priced again."""
+        """Plain values: all that a reviewer needs to recompute the privacy cost of the run."""
         return {
             "mechanism": self.mechanism.to_dict(),
             **self.participation.to_dict(),

@@ -24,9 +24,9 @@ class Fixed(Sampling):
     r"""Fixed batches, priced by the analytic Gaussian mechanism on the sensitivity of C.
 
     Valid for every mechanism and participation. ``least_error``: let L be the lower bound on the
-    rmse of every factorization (``corrnoise.bounds``). An example may be in any one part; telling
-    it from no example is telling N(CU_j, σ²) from N(0, σ²), so (ε, δ)-DP forces ‖CU_j‖ ≤ μ(ε, δ)·σ
-    for all parts j, and the error is at least L/μ(ε, δ).
+    rmse of every factorization (``corrnoise.bounds``). An example may be in any one part; to
+    distinguish it from no example is to distinguish N(CU_j, σ²) from N(0, σ²), so (ε, δ)-DP forces
+    ‖CU_j‖ ≤ μ(ε, δ)·σ for all parts j, and the error is at least L/μ(ε, δ).
     """
 
     name: ClassVar[str] = "fixed"
@@ -37,15 +37,15 @@ class Fixed(Sampling):
     secret: ClassVar[bool] = False
     partial_epoch: ClassVar[bool] = True
     about_least_error: ClassVar[str] = (
-        "It holds for fixed batches; amplification by sampling could go below."
+        "It holds for fixed batches; with amplification by sampling the error can be lower."
     )
 
     def objection(self, mechanism: Mechanism, participation: Participation) -> str:
-        """None: any order with separation b is covered."""
+        """There is no objection: any order with separation b is covered."""
         return ""
 
     def kind(self, mechanism: Mechanism, participation: Participation) -> Literal["exact", "bound"]:
-        """As exact as the sensitivity."""
+        """Exact where the sensitivity is exact, else a bound."""
         return "exact" if mechanism.sensitivity(participation).exact else "bound"
 
     def delta(
@@ -86,7 +86,7 @@ class Fixed(Sampling):
         return lower_bound(workload, participation) / gaussian.mu(epsilon, delta)
 
     def event(self, calibration: Calibration) -> Any:
-        """A Gaussian event."""
+        """The run as a Gaussian event."""
         return _extras.load("dp_accounting").GaussianDpEvent(1.0 / calibration.mu)
 
     def batches(
@@ -99,7 +99,13 @@ class Fixed(Sampling):
         shuffled: bool = False,
     ) -> Batches:
         """Equal parts of the dataset's order, or of one random order; the same in every epoch."""
-        b = participation.min_sep
+        b, times = participation.min_sep, -(-participation.num_steps // participation.min_sep)
+        if participation.max_participations < times:
+            raise ValueError(
+                f"max_participations must be at least {times} for fixed batches, which use every "
+                f"example {times} times in {participation.num_steps} steps, got "
+                f"{participation.max_participations}; plan for {times} participations"
+            )
         if b > num_examples:
             raise ValueError(
                 f"min_sep must be at most num_examples={num_examples} for fixed batches, "
@@ -113,7 +119,7 @@ class Fixed(Sampling):
 
 
 def _sensitivity(mechanism: Mechanism, participation: Participation, num_steps: int) -> float:
-    """Of the first steps."""
+    """The sensitivity of the first ``num_steps`` steps."""
     if num_steps == participation.num_steps:
         return mechanism.sensitivity(participation).value
     b = participation.min_sep

@@ -10,9 +10,9 @@ from corrnoise.participation import Participation
 from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.sampling import Sampling, get, require
 
-# What a price assumes unless it is told: batches that nobody has to keep secret.
+# The default of ``calibrate`` and ``account``: batches that need not be kept secret.
 ASSUMED = "fixed"
-# What a run uses unless it is told: it draws its batches itself, and keeps them secret.
+# The default of a run: it draws its batches itself, and keeps them secret.
 DRAWN = "balls-in-bins"
 
 
@@ -36,12 +36,12 @@ def calibrate(
         epsilon: ε > 0.
         delta: δ in (0, 1).
         sampling: "fixed" (any order with separation b; exact), "balls-in-bins" (certified by
-            sampling), "poisson" or "cyclic-poisson" (bounds by a PLD accountant).
-        failure_probability: of a certificate: how likely it may be wrong.
+            draws), "poisson" or "cyclic-poisson" (bounds by a PLD accountant).
+        failure_probability: the largest probability with which a certificate may be wrong.
         samples: draws for a certificate; chosen from b by default.
-        seed: of the draws; the same seed gives the same result.
+        seed: the seed of the draws; the same seed gives the same result.
         progress: True for a bar on the terminal, or a function that is called with (draws done,
-            draws in all) during a certificate.
+            total draws) during a certificate.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(980, 98, 10)
@@ -87,7 +87,7 @@ def account(
     if (delta is None) == (epsilon is None):
         raise ValueError(
             f"exactly one of delta and epsilon must be given, got delta={delta!r} and "
-            f"epsilon={epsilon!r}; the other is found"
+            f"epsilon={epsilon!r}; the other is computed"
         )
     if epsilon is not None:
         epsilon = checks.number("epsilon", epsilon, 0.0)

@@ -4,7 +4,8 @@ r"""Poisson batches, and cyclic Poisson batches for banded strategies.
 step i takes each example of group i mod p independently with probability q. Then one example's
 columns of C never overlap, and the run is as private as ⌈n/p⌉ steps of DP-SGD with Poisson sampling
 at rate q and noise multiplier σ/‖c‖₂ (Choquette-Choo et al., 2023, the analysis of amplified
-Band-MF). An expected batch of N/b examples means q = p/b. *Poisson* is p = 1: C = I and q = 1/b.
+Band-MF). An expected batch of N/b examples means q = p/b. *Poisson* is the case p = 1: C = I and
+q = 1/b.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from corrnoise.samplings.sampling import Sampling, require
 class CyclicPoisson(Sampling):
     """Cyclic Poisson batches, priced by a PLD accountant.
 
-    The probability of a batch is rounded down to a multiple of 2^-64; a smaller one is never less
-    private. A batch costs O(num_examples).
+    The sampling probability is rounded down to a multiple of 2^-64; a smaller one is never less
+    private. A batch takes O(num_examples).
     """
 
     name: ClassVar[str] = "cyclic-poisson"
@@ -73,7 +74,7 @@ class CyclicPoisson(Sampling):
         return pld.epsilon(_event(mechanism, participation, noise_multiplier, num_steps), delta)
 
     def event(self, calibration: Calibration) -> Any:
-        """Composed Poisson-sampled Gaussian events."""
+        """The run as composed Poisson-sampled Gaussian events."""
         part = calibration.participation
         return _event(calibration.mechanism, part, calibration.noise_multiplier, part.num_steps)
 
@@ -86,13 +87,13 @@ class CyclicPoisson(Sampling):
         *,
         shuffled: bool = False,
     ) -> Batches:
-        """A group for each example, once; then a draw for each example and step."""
+        """One group for each example, drawn once, and one draw for each example and step."""
         b, p = participation.min_sep, mechanism.strategy_bands
         require(self, mechanism, participation)
         group = random_words(key, num_examples) % np.uint64(p) if p > 1 else None
 
         def choose(step: int) -> Indices:
-            # p/b, rounded down to a multiple of 2^-64; 1 is every value of 64 bits.
+            # The probability p/b is rounded down to a multiple of 2^-64; 1 takes every example.
             words = random_words(key, num_examples, step)
             taken = np.ones(words.size, bool)
             if p < b:

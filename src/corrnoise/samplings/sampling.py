@@ -1,4 +1,4 @@
-"""The protocol of a sampling: how batches are drawn, when that has an analysis, what it costs.
+"""The protocol of a sampling: how batches are drawn, when an analysis is valid, what it costs.
 
 A sampling is one object: it says for which mechanism and participation it is valid, prices a run,
 draws its batches from a key, and describes itself in words and JSON. No code outside compares its
@@ -25,7 +25,7 @@ from corrnoise.samplings.batches import Batches
 from corrnoise.samplings.calibration import Calibration
 from corrnoise.workloads import Workload
 
-# Relative, toward privacy: more than the arithmetic can lose.
+# The relative rounding toward privacy: more than the arithmetic error.
 _ROUNDING = 1e-12
 # The relative width of the bracket that a search for noise or ε ends with.
 _TOLERANCE = 1e-5
@@ -36,34 +36,34 @@ class Sampling(ABC):
     """One way to draw the batches of a run.
 
     A new one defines the class attributes, ``objection``, ``delta`` and ``batches``; the other
-    prices follow from ``delta``. Whatever parameters it has are fields of a frozen dataclass with
-    defaults, and come back from JSON.
+    prices follow from ``delta``. Its parameters, if any, are fields of a frozen dataclass with
+    defaults, and are restored from JSON.
     """
 
     # The name, as users write it.
     name: ClassVar[str]
     # How batches are drawn, in one sentence for a privacy statement.
     sentence: ClassVar[str]
-    # What prices it, in a few words for a privacy statement.
+    # The accountant that prices it, in a few words for a privacy statement.
     accountant: ClassVar[str]
     # Whether the batches are random, and so must stay secret for the price to hold.
     secret: ClassVar[bool]
     # What its prices favour in a mechanism; it decides what a planner tries.
     amplification: ClassVar[Amplification] = "none"
-    # Whether prices are certified by draws, in seconds, and a planner ranks by ``estimate`` first.
+    # Whether prices are certified by draws, which takes seconds; planners first use ``estimate``.
     certified: ClassVar[bool] = False
     # Whether a run may be shorter than an epoch.
     partial_epoch: ClassVar[bool] = False
-    # What ``least_error`` rests on, where it is known, for a report.
+    # A sentence for a report on what ``least_error`` assumes, where there is one.
     about_least_error: ClassVar[str] = ""
 
-    # What it covers.
+    # Validity.
 
     @abstractmethod
     def objection(self, mechanism: Mechanism, participation: Participation) -> str:
         """Why this sampling has no valid analysis for a mechanism; "" where it has one."""
 
-    # What it costs.
+    # Privacy cost.
 
     @abstractmethod
     def delta(
@@ -74,7 +74,7 @@ class Sampling(ABC):
         epsilon: float,
         num_steps: int,
     ) -> float:
-        """A proven upper bound of δ(ε) of the first ``num_steps`` steps, with no sampling."""
+        """A proven upper bound of δ(ε) of the first ``num_steps`` steps, with no random draws."""
 
     def kind(self, mechanism: Mechanism, participation: Participation) -> Literal["exact", "bound"]:
         """Whether ``delta`` is exact."""
@@ -143,7 +143,7 @@ class Sampling(ABC):
         delta: float | None,
         draws: Draws,
     ) -> Calibration:
-        """The ε of a run with this noise at this δ, or the δ at this ε; the other is ``None``."""
+        """The ε of a run with this noise at this δ, or the δ at this ε; one of them is ``None``."""
         n, kind = participation.num_steps, self.kind(mechanism, participation)
         if epsilon is None:
             assert delta is not None
@@ -155,7 +155,7 @@ class Sampling(ABC):
         return Calibration(mechanism, participation, self, noise_multiplier, epsilon, delta, kind)
 
     def spent(self, whole: Calibration, steps_taken: int, draws: Draws) -> float:
-        """The ε of the first steps of a run, neither none nor all of them, at the run's δ."""
+        """The ε of the first steps of a run at its δ; ``steps_taken`` is not 0 and not all."""
         return self.epsilon(
             whole.mechanism, whole.participation, whole.noise_multiplier, whole.delta, steps_taken
         )
@@ -168,7 +168,7 @@ class Sampling(ABC):
         delta: float,
         draws: Draws,
     ) -> float:
-        """About the noise that ``calibrate`` finds, quickly: to rank, not to promise."""
+        """A quick estimate of the noise that ``calibrate`` finds: to rank, with no guarantee."""
         return self.noise(mechanism, participation, epsilon, delta)
 
     def least_error(
@@ -184,10 +184,10 @@ class Sampling(ABC):
             "event of sampling='fixed' with the same noise, which is weaker but valid"
         )
 
-    # What is drawn.
+    # Batches.
 
     def rate(self, participation: Participation) -> Fraction:
-        """The expected part of the dataset in a batch."""
+        """The expected fraction of the dataset in a batch."""
         return Fraction(1, participation.min_sep)
 
     @abstractmethod
@@ -200,17 +200,17 @@ class Sampling(ABC):
         *,
         shuffled: bool = False,
     ) -> Batches:
-        """The batches of a run; they depend on the key alone.
+        """The batches of a run; all randomness comes from the key.
 
         Args:
             num_examples: the size of the dataset.
             participation: n, b, k.
-            mechanism: of the run.
+            mechanism: the mechanism of the run.
             key: the secret that the draws come from.
             shuffled: where batches are parts of one order, whether that order is random.
         """
 
-    # How it is written.
+    # Conversion to text and JSON.
 
     def to_json(self) -> Any:
         """The name, or an object with the name and the parameters where there are any."""
@@ -225,7 +225,7 @@ _KNOWN: dict[str, Sampling] = {}
 
 
 def register(*samplings: Sampling) -> None:
-    """Make samplings known by their names, in place of those that had them."""
+    """Register samplings by name; a new sampling replaces an old one of the same name."""
     for sampling in samplings:
         _KNOWN[sampling.name] = sampling
 
@@ -236,7 +236,7 @@ def names() -> tuple[str, ...]:
 
 
 def get(sampling: str | Mapping[str, Any] | Sampling) -> Sampling:
-    """A sampling from its name, from what ``to_json`` gave, or itself.
+    """A sampling from its name or from the result of ``to_json``; a sampling is returned as is.
 
     >>> get("poisson").secret
     True
@@ -270,7 +270,7 @@ def require(sampling: Sampling, mechanism: Mechanism, participation: Participati
 
 
 def delta_rounded_up(delta: float) -> float:
-    """Up by what arithmetic may lose, and never 0: no Gaussian noise attains that."""
+    """Round δ up by more than the arithmetic error; never 0, which no Gaussian noise attains."""
     if math.isnan(delta):
         raise ArithmeticError("δ is not a number")
     return min(max(delta * (1.0 + _ROUNDING), sys.float_info.min), 1.0)

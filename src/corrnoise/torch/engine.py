@@ -132,7 +132,8 @@ class PrivacyEngine:
                 cryptographic stream; for dp_sgd alone, to compare.
             grad_sample_mode: hooks, functorch, ew, ghost or ghost_fsdp.
             wrap_model: Opacus's.
-            rand_on_empty: Opacus's.
+            rand_on_empty: an empty batch comes as one random example, for modes that cannot run on
+                an empty one, such as "ew"; its gradient is replaced by zeros.
 
         Returns:
             (module, optimizer, data loader), with the criterion before the loader in the ghost
@@ -234,17 +235,27 @@ class PrivacyEngine:
         return 0 if self._setup is None else self._setup.step.taken
 
     @property
+    def steps_released(self) -> int:
+        """How many steps were ever released under the run's key: those that the ledger knows.
+
+        After a resume from an older checkpoint it is more than ``steps_taken``; ε counts these.
+        """
+        if self._setup is None:
+            return 0
+        return max(self._setup.step.taken, self._setup.step.ledger.num_released)
+
+    @property
     def accountant(self) -> PrivacyEngine:
         """The engine itself, for scripts that ask ``engine.accountant.get_epsilon(delta)``."""
         return self
 
     def get_epsilon(self, delta: float) -> float:
-        """ε of the steps taken so far, from the plan's analysis; exact, bound or certified as that.
+        """ε of the steps released so far, from the plan's analysis; exact, bound or certified.
 
         Valid for a number of steps that was not chosen by looking at the results. For
         balls-in-bins a certificate takes seconds; it is kept for the same number of steps.
         """
-        run, taken = self._started, self.steps_taken
+        run, taken = self._started, self.steps_released
         if (taken, delta) not in self._spent:
             whole = run.plan.calibration
             if delta != whole.delta:
@@ -267,7 +278,7 @@ class PrivacyEngine:
         return Statement.of(
             run.plan,
             clip_norm=run.clip_norm,
-            steps_taken=self.steps_taken,
+            steps_taken=self.steps_released,
             epsilon=self.get_epsilon(delta),
             delta=delta,
             noise_source=source if run.noise else "torch.normal, not cryptographic",

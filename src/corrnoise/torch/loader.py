@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
-    Sampler,
     SequentialSampler,
 )
 
@@ -19,11 +19,29 @@ from corrnoise.samplings import Batches
 from corrnoise.torch import opacus
 
 
-class StepSampler(Sampler[list[int]]):
+class _PhysicalBatches:
+    """What Opacus's ``BatchSplittingSampler`` reads as the batch size of a ``BatchSampler``.
+
+    It computes its own length as ⌈len(sampler)·(batch_size / max_batch_size)⌉. Dividing by the
+    largest physical batch gives the exact number of physical batches in the epoch, over the number
+    of logical ones: batches of random sizes have no one size.
+    """
+
+    def __init__(self, sampler: StepSampler) -> None:
+        self._sampler = sampler
+
+    def __truediv__(self, largest: int) -> Fraction:
+        parts = [max(1, -(-size // largest)) for size in self._sampler.epoch_sizes()]
+        return Fraction(sum(parts), len(self._sampler))
+
+
+class StepSampler(BatchSampler):
     """The batches of the steps that are still to be taken, up to the end of the epoch.
 
     Batch i belongs to step i and to no other: iteration always starts with the next step that the
-    optimizer will take, also after a resume or a loop that was left early.
+    optimizer will take, also after a resume or a loop that was left early. Whatever part of that
+    step's batch is in the sums of gradients already is dropped then, since the whole batch comes
+    again.
 
     Args:
         batches: the run's.
@@ -35,6 +53,9 @@ class StepSampler(Sampler[list[int]]):
     def __init__(
         self, batches: Batches, next_step: Callable[[], int], rank: int = 0, world_size: int = 1
     ) -> None:
+        self.sampler, self.drop_last = range(batches.num_examples), False
+        self.batch_size: Any = _PhysicalBatches(self)
+        self.restart: Callable[[], None] = lambda: None  # called when a loop begins
         self.batches = batches
         self._next_step = next_step
         self._rank, self._world_size = rank, world_size
@@ -62,12 +83,23 @@ class StepSampler(Sampler[list[int]]):
         if self._epoch is not None and self.ahead and self.delivered is None:
             self._check_none_skipped(self._epoch, first)
         self._epoch = None
+        self.restart()
         epoch = range(first, min(n, first - first % b + b))
         for step in epoch:
             self._fetched = step
             self.delivered = None if self.ahead else step
-            yield self.batches.indices(step)[self._rank :: self._world_size].tolist()
+            yield self.share(step)
         self._epoch = epoch
+
+    def share(self, step: int) -> list[int]:
+        """The examples of a step that this process takes."""
+        return self.batches.indices(step)[self._rank :: self._world_size].tolist()
+
+    def epoch_sizes(self) -> list[int]:
+        """How many examples this process takes in each step of the current epoch."""
+        n, b = self.batches.participation.num_steps, self.batches.participation.min_sep
+        first = min(self.next_step, n - 1) // b * b
+        return [len(self.share(step)) for step in range(first, min(n, first + b))]
 
     def check(self, step: int) -> None:
         """Raise unless the loop has the batch of ``step``."""

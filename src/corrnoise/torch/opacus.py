@@ -70,9 +70,79 @@ class Wrapped:
         """The parameters that are trained, in the optimizer's order."""
         return list(self.optimizer.params)
 
+    @property
+    def module(self) -> Any:
+        """The wrapped model."""
+        return self.returned[0]
+
     def replace_noise(self, add_noise: Callable[[], None]) -> None:
         """Call this once for each logical step, where Opacus would draw its noise."""
         self.optimizer.add_noise = add_noise
+
+
+class Tally:
+    """How many examples are in the sums of clipped gradients that Opacus keeps.
+
+    Opacus adds up the clipped gradients of physical batches until a logical batch is complete. The
+    tally counts what goes in, so that a step is taken on the examples of its own batch, each once.
+    In the ghost modes it counts at the moment when the clip factors are applied: gradients that
+    went around Opacus's criterion were never clipped, and are refused.
+
+    Attributes:
+        examples: in the sums now.
+    """
+
+    def __init__(self, wrapped: Wrapped) -> None:
+        self.examples = 0
+        self._optimizer, self._module = wrapped.optimizer, wrapped.module
+        self._params = wrapped.params
+        if hasattr(self._module, "get_clipping_coef"):
+            self._clipped: int | None = None  # of the last backward pass
+            self._coefficients: Callable[[], torch.Tensor] = self._module.get_clipping_coef
+            self._module.get_clipping_coef = self._clip
+            self._add: Callable[[], None] = self._optimizer.accumulate
+            self._optimizer.accumulate = self._accumulate_clipped
+        else:
+            self._add = self._optimizer.clip_and_accumulate
+            self._optimizer.clip_and_accumulate = self._clip_and_accumulate
+
+    def drop(self) -> None:
+        """Forget the sums and the signals for physical batches: the logical batch starts again."""
+        self.examples = 0
+        self._clipped = None
+        self._optimizer._step_skip_queue.clear()  # pyright: ignore[reportPrivateUsage]
+        self._optimizer._is_last_step_skipped = False
+        state = getattr(self._optimizer, "grad_state", None)
+        for param in self._params:
+            if state is not None:
+                state[param]["summed_grad"] = None
+            else:
+                param.summed_grad = None  # type: ignore[attr-defined]
+            param.grad = None
+            if hasattr(param, "grad_sample"):
+                param.grad_sample = None  # type: ignore[attr-defined]
+
+    def _clip_and_accumulate(self) -> None:
+        count = len(self._optimizer.grad_samples[0])
+        self._add()
+        self.examples += count
+
+    def _clip(self) -> torch.Tensor:
+        factors = self._coefficients()
+        self._clipped = len(factors)
+        return factors
+
+    def _accumulate_clipped(self) -> None:
+        count, self._clipped = self._clipped, None
+        if count is None:
+            self.drop()
+            raise ValueError(
+                "the loss must be the criterion that make_private returned, called once for each "
+                "physical batch, since ghost clipping happens in its backward pass; the gradients "
+                "of another loss are not clipped: nothing was released"
+            )
+        self._add()
+        self.examples += count
 
 
 def wrap(
@@ -119,16 +189,19 @@ class Pinned:
     max_grad_norms: tuple[float, ...]
     expected_batch_size: float
     loss_reduction: str
+    ghost_clip_norm: float | None
 
     @staticmethod
-    def of(optimizer: Any) -> Pinned:
-        """As the optimizer has them now."""
+    def of(wrapped: Wrapped) -> Pinned:
+        """As the optimizer and the module have them now."""
+        optimizer = wrapped.optimizer
         return Pinned(
             optimizer.noise_multiplier,
             optimizer.max_grad_norm,
             tuple(getattr(optimizer, "max_grad_norms", ())),
             optimizer.expected_batch_size,
             optimizer.loss_reduction,
+            getattr(wrapped.module, "max_grad_norm", None),
         )
 
 

@@ -51,6 +51,14 @@ class Processes:
                     part.set_gradient_divide_factor(world)
         return Processes(rank, world, sharded)
 
+    def gathered(self, value: T) -> list[T]:
+        """The value of every process, in the order of ranks."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
     def agree(self, make: Callable[[], T]) -> T:
         """A value that the first process makes and all of them use."""
         if self.world_size == 1:

@@ -50,6 +50,7 @@ def restore(run: Setup, state: Mapping[str, Any]) -> None:
         else:  # the state is of another rank's slice: this rank regenerates its own
             run.noise.seek(step)
     checkpoint.set_generators(state["generators"])
+    run.step.tally.drop()
     run.step.taken = step
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from corrnoise.noise import CorrelatedNoise, Key
+from corrnoise.noise.generator.key import key_use, mark_released
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger, read_entries
 from corrnoise.torch import opacus
@@ -81,7 +82,7 @@ def set_up(
         the setup, and what Opacus's ``make_private`` returned.
     """
     params = _trainable(optimizer)
-    secret = Key.from_bytes(processes.agree(lambda: _open_key(key, ledger).reveal()))
+    secret, run_id = _agreed_key(key, ledger, processes)
     batches = plan.batches(secret, shuffled=shuffled)
     sampler = StepSampler(batches, next_step, processes.rank, processes.world_size)
     loader = step_loader(
@@ -95,7 +96,7 @@ def set_up(
     if options.noise_generator is None:
         noise = CorrelatedNoise(plan.mechanism, secret, memory=plan.memory, rounds=plan.rounds)
     header = {
-        "run_id": processes.agree(lambda: uuid.uuid4().hex),
+        "run_id": run_id,
         "key_fingerprint": secret.fingerprint,
         "mechanism": repr(plan.mechanism),
         "num_steps": plan.num_steps,
@@ -112,10 +113,18 @@ def set_up(
         "plan": plan.to_json(),
     }
     placement = place(wrapped.params, distributed=processes.distributed)
-    book = _open_ledger(ledger, header, processes)
-    if processes.rank == 0:
-        _keep_key(key, secret)
-    step = PrivateStep(wrapped.optimizer, noise, placement, sampler, book, secret)
+    book = _open_ledger(ledger, header, secret, processes)
+    marker = _keep_key(key, secret, book) if processes.rank == 0 else None
+    step = PrivateStep(
+        wrapped,
+        noise,
+        placement,
+        sampler,
+        book,
+        secret,
+        stand_in=options.rand_on_empty,
+        on_first=marker,
+    )
     wrapped.replace_noise(step)
     setup = Setup(plan, secret, noise, step, book.header, options.clip_norm, processes)
     return setup, wrapped.returned
@@ -150,48 +159,112 @@ def _trainable(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return found
 
 
-def _open_key(source: object, ledger: Path | None) -> Key:
-    """The key of a run: as given, from its file, or new.
+# The runs of this process that have released steps, by the fingerprints of their keys.
+_RELEASED: dict[str, str] = {}
+
+
+def _agreed_key(source: object, ledger: Path | None, processes: Processes) -> tuple[Key, str]:
+    """The key and the name of the run, the same in all processes."""
+
+    def make() -> tuple[bytes, str]:
+        key, run_id = _open_key(source, ledger)
+        return key.reveal(), run_id or uuid.uuid4().hex
+
+    secret, run_id = processes.agree(make)
+    return Key.from_bytes(secret), run_id
+
+
+def _open_key(source: object, ledger: Path | None) -> tuple[Key, str | None]:
+    """The key of a run, as given, from its file, or new; and the run that its file belongs to.
 
     Raises:
-        ValueError: a key file without the ledger of its run, or the other way round.
+        ValueError: the key was used by another run, or its file and the ledger do not belong
+            together.
     """
     if source is None:
-        return Key.generate()
+        return Key.generate(), None
     if isinstance(source, Key):
-        return source
-    path = Path(str(source))
-    known = ledger is not None and ledger.exists()
-    if path.exists():
-        if not known:
-            without = "no ledger was given" if ledger is None else f"{ledger} does not"
+        known = _RELEASED.get(source.fingerprint)
+        if known is not None and _run_of(ledger) != known:
             raise ValueError(
-                f"key must be new or come with the ledger of its run, but {path} exists and "
-                f"{without}; a key belongs to one run: give its ledger, or another path for a "
-                "new key"
+                "key must be of one run, but another run of this process has released steps with "
+                "it; two runs with the same noise reveal the difference of their gradients: use "
+                "Key.generate() for each run"
             )
-        return Key.load(path)
-    if ledger is not None and known and len(read_entries(ledger)[0]) > 1:
+        return source, None
+    path = Path(str(source))
+    entries = read_entries(ledger) if ledger is not None and ledger.exists() else None
+    if not path.exists():
+        if entries and len(entries) > 1:
+            raise ValueError(
+                f"key must be the one of the run in {ledger}, but {path} does not exist; "
+                "restore it: without it the run cannot go on"
+            )
+        return Key.generate(), None
+    if entries is None:
+        without = "no ledger was given" if ledger is None else f"{ledger} does not"
         raise ValueError(
-            f"key must be the one of the run in {ledger}, but {path} does not exist; "
-            "restore it: without it the run cannot go on"
+            f"key must be new or come with the ledger of its run, but {path} exists and "
+            f"{without}; a key belongs to one run: give its ledger, or another path for a "
+            "new key"
         )
-    return Key.generate()
+    use = key_use(path)
+    if use.run_id is not None:
+        found = entries[0].get("run_id") if entries else None
+        if found != use.run_id or (use.released and len(entries) < 2):
+            raise ValueError(
+                f"ledger must be the one that the key in {path} was used with, but {ledger} is "
+                "damaged, was begun anew, or belongs to another run; restore it from a copy, or "
+                "start a new run with a new key and a new ledger"
+            )
+    return Key.load(path), use.run_id
 
 
-def _keep_key(source: object, key: Key) -> None:
-    """Save a new key where the user wants it. The ledger must be there already.
+def _run_of(ledger: Path | None) -> str | None:
+    entries = read_entries(ledger) if ledger is not None and ledger.exists() else []
+    return entries[0].get("run_id") if entries else None
 
-    A process that is killed before leaves a ledger without steps, which binds nobody; a key
-    without a ledger might have been used.
+
+def _keep_key(source: object, key: Key, ledger: Ledger) -> Callable[[], None]:
+    """Save a new key where the user wants it, with the name of its run.
+
+    The ledger must be there already. A process that is killed before leaves a ledger without
+    steps, which binds nobody; a key without a ledger might have been used.
+
+    Returns:
+        what to call when the first step is recorded: it marks the key as used.
     """
-    if source is not None and not isinstance(source, Key) and not Path(str(source)).exists():
-        key.save(str(source))
+    run_id = ledger.header["run_id"]
+    path = None if source is None or isinstance(source, Key) else Path(str(source))
+    if path is not None and not path.exists():
+        key.save(path, run_id=run_id)
+
+    def mark() -> None:
+        _RELEASED[key.fingerprint] = run_id
+        if path is not None:
+            mark_released(path, run_id)
+
+    return mark
 
 
-def _open_ledger(path: Path | None, header: Mapping[str, Any], processes: Processes) -> Ledger:
-    """The ledger of this process: each rank has its own, since each sees its own gradients."""
+def _open_ledger(
+    path: Path | None, header: Mapping[str, Any], key: Key, processes: Processes
+) -> Ledger:
+    """The ledger of this process: each rank has its own, since each sees its own gradients.
+
+    Raises:
+        ValueError: the ledgers of the ranks do not belong together.
+    """
     if path is not None and processes.rank:
         path = path.with_name(f"{path.name}.rank{processes.rank}")
     more = {"rank": processes.rank, "world_size": processes.world_size}
-    return Ledger({**header, **more}, path)
+    book = Ledger({**header, **more}, path, key.subkey("ledger"))
+    counts = processes.gathered(book.num_released)
+    # A crash can leave one rank a step behind another.
+    if max(counts) - min(counts) > 1:
+        book.close()
+        raise ValueError(
+            f"the ledgers of all ranks must have the same steps, got {counts}; one was lost or "
+            "damaged: restore it from a copy, or start a new run with a new key"
+        )
+    return book

@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,12 +22,16 @@ from corrnoise.torch import opacus
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import Placement, local
 
+# What rounding may add to the norm of a sum, relative: float16 and bfloat16 sums included.
+_ROUNDING = 0.01
+
 _REASONS = {
     "noise_multiplier": "the plan has one noise level: drop the noise scheduler",
     "max_grad_norm": "the plan has one clip norm: drop the clip scheduler or adaptive clipping",
     "max_grad_norms": "the plan has one clip norm for each layer",
     "expected_batch_size": "the divisor must not depend on the batch",
     "loss_reduction": "it belongs to the divisor",
+    "ghost_clip_norm": "the plan has one clip norm: leave the model's max_grad_norm alone",
 }
 
 
@@ -39,41 +43,70 @@ class PrivateStep:
     leaves gradients, noise and ledger as they were.
 
     Args:
-        optimizer: Opacus's, of any class.
+        wrapped: Opacus's objects.
         noise: the correlated noise; ``None`` keeps Opacus's own normals.
         placement: which part of it is added here.
         sampler: the run's batches.
         ledger: of this process.
         key: for the digests of the ledger.
+        stand_in: whether an empty batch comes as one example that stands for none, for modes that
+            cannot run on an empty batch; its gradient is replaced by zeros.
+        on_first: called when the first step has been recorded, before it is released.
     """
 
     def __init__(
         self,
-        optimizer: Any,
+        wrapped: opacus.Wrapped,
         noise: CorrelatedNoise | None,
         placement: Placement,
         sampler: StepSampler,
         ledger: Ledger,
         key: Key,
+        *,
+        stand_in: bool = False,
+        on_first: Callable[[], None] | None = None,
     ) -> None:
         self.taken = 0  # how many steps were taken
-        self._optimizer = optimizer
+        self.tally = opacus.Tally(wrapped)
+        sampler.restart = self.tally.drop
+        self._process, self._stand_in = os.getpid(), stand_in
+        self._on_first = on_first
+        self._wrapped, self._optimizer = wrapped, wrapped.optimizer
         self._noise = noise
-        self._stock_noise: Callable[[], None] = optimizer.add_noise
+        self._stock_noise: Callable[[], None] = self._optimizer.add_noise
         self._placement = placement
         self._sampler = sampler
         self.ledger = ledger
         self._key = key
-        self._params: list[nn.Parameter] = list(optimizer.params)
-        self._pinned = opacus.Pinned.of(optimizer)
+        self._params: list[nn.Parameter] = wrapped.params
+        self._pinned = opacus.Pinned.of(wrapped)
 
     def __call__(self) -> None:
-        """Take the next step."""
-        step = self.taken
+        """Take the next step.
+
+        Raises:
+            ValueError: something is refused; nothing was released, and the sums are dropped, so
+                that a new loop over the data loader begins with the whole batch of this step.
+        """
+        try:
+            self._take(self.taken)
+        except BaseException:
+            self.tally.drop()
+            raise
+        self.tally.examples = 0
+        self.taken += 1
+
+    def _take(self, step: int) -> None:
         self._check(step)
         grads = opacus.summed_gradients(self._optimizer, self._params)
+        if self._stand_in and not self._sampler.share(step):
+            for grad in grads:
+                grad.zero_()
         digest = self._digest(step, grads)
         self.ledger.record(step, digest)
+        if self._on_first is not None:
+            self._on_first()
+            self._on_first = None
         if self._noise is None:
             self._stock_noise()
         else:
@@ -84,11 +117,24 @@ class PrivateStep:
             if targets:
                 self._noise.add_(targets, step, scale, offsets)
             opacus.hand_over(self._optimizer, self._params, grads)
-        self.taken = step + 1
 
     def _check(self, step: int) -> None:
+        if os.getpid() != self._process:
+            raise ValueError(
+                "a run must stay in the process that called make_private, got a step in a fork of "
+                "it; two processes would release different gradients with the same noise: call "
+                "make_private in the process that trains"
+            )
         self._sampler.check(step)
-        now = opacus.Pinned.of(self._optimizer)
+        expected, found = len(self._sampler.share(step)), self.tally.examples
+        if found != expected and not (expected == 0 and self._stand_in and found == 1):
+            raise ValueError(
+                f"step {step} must be taken on the {expected} examples of its batch, each once, "
+                f"but {found} are in the sum; nothing was released: begin a new loop over the data "
+                "loader that make_private returned, and call optimizer.step() once for every "
+                "physical batch"
+            )
+        now = opacus.Pinned.of(self._wrapped)
         for name, reason in _REASONS.items():
             before, after = getattr(self._pinned, name), getattr(now, name)
             if before != after:
@@ -118,11 +164,25 @@ class PrivateStep:
             bad = next(k for k, value in enumerate(values) if not math.isfinite(value))
             raise ValueError(
                 f"gradients must be finite, got NaN or infinity in parameter {bad} (shape "
-                f"{tuple(self._params[bad].shape)}) at step {step}; nothing was released: call "
-                "optimizer.zero_grad() and lower the learning rate or mend the data"
+                f"{tuple(self._params[bad].shape)}) at step {step}; nothing was released: lower "
+                "the learning rate or mend the data, and begin a new loop over the data loader"
             )
+        self._check_norm(step, values)
         text = repr((step, values, bits.tolist())).encode()
         return hmac.new(self._key.reveal(), b"gradient" + text, hashlib.sha256).hexdigest()[:16]
+
+    def _check_norm(self, step: int, norms: Sequence[float]) -> None:
+        """Raise if the sum is longer than clipped gradients can make it, rounding aside."""
+        norm, count = math.hypot(*norms), self.tally.examples
+        if self._placement.divisor > 1:  # a shard of a sum over all ranks
+            count = len(self._sampler.batches.indices(step))
+        most = count * self._pinned.max_grad_norm / self._placement.divisor
+        if norm > most * (1.0 + _ROUNDING):
+            raise ValueError(
+                f"the sum of {count} clipped gradients must have a norm of at most {most:g}, got "
+                f"{norm:g} at step {step}; gradients were not clipped: nothing was released. Use "
+                "the model, criterion and optimizer that make_private returned"
+            )
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

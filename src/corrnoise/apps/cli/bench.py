@@ -69,9 +69,7 @@ def bench(
         for index, family in enumerate(families):
             size = options.size(family, num_bands, num_buffers)
             building, built = _once(partial(family.build, workload, part, size))
-            pricing, _ = _once(
-                partial(calibrate, built, part, epsilon=_EPSILON, delta=_DELTA)
-            )
+            pricing, _ = _once(partial(calibrate, built, part, epsilon=_EPSILON, delta=_DELTA))
             for where in devices:
                 noise = _noise(built, where, num_parameters, memory, seconds)
                 rows.append(

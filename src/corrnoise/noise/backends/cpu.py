@@ -1,7 +1,7 @@
-"""Correlated noise on the CPU: tiles that stay in cache, shared out to threads.
+"""Correlated noise on the CPU: tiles that stay in cache, distributed over threads.
 
-OpenSSL and NumPy release the interpreter's lock, so threads run side by side. Each one needs a
-``Workspace`` and one tile per row that it makes; no temporary grows with the model.
+OpenSSL and NumPy release the interpreter's lock, so threads run in parallel. Each one needs a
+``Workspace`` and one tile per row that it computes; no temporary array grows with the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Work = Callable[["Room", int, int, int], None]
 
 
 class Target(Protocol):
-    """What noise is added to."""
+    """An array that noise is added to."""
 
     def add(self, start: int, stop: int, noise: Normals) -> None:
         """Add ``noise`` to the elements [start, stop)."""
@@ -42,14 +42,14 @@ class ArrayTarget:
 
 
 class Room:
-    """What one thread works in: a workspace and tiles for sums."""
+    """The memory of one thread: a workspace and tiles for sums."""
 
     def __init__(self, rows: int, size: int) -> None:
         self.workspace = Workspace(size)
         self.rows = [np.empty(size, dtype=np.float32) for _ in range(rows)]
 
 
-# Elements that are worth a thread: starting one costs as much as 2^17 draws or so.
+# The fewest elements for a thread: starting one costs about as much as 2^17 draws.
 _SHARE = 1 << 18
 
 
@@ -60,7 +60,7 @@ class CpuBackend:
         self._stream, self._threads = stream, threads
 
     def zeros(self, rows: int, size: int) -> Normals:
-        """State vectors."""
+        """New state vectors, all zero."""
         return np.zeros((rows, size), dtype=np.float32)
 
     def adopt(self, vectors: Any) -> Normals:
@@ -70,7 +70,7 @@ class CpuBackend:
     def add_weighted(
         self, targets: Sequence[Target], layout: Layout, step: int, weights: Normals, scale: float
     ) -> None:
-        """Add scale·Σ_t weights[t]·z_{step-len+1+t}: every draw is made again, nothing is kept."""
+        """Add scale·Σ_t weights[t]·z_{step-len+1+t}: every z is regenerated, nothing is kept."""
 
         def work(room: Room, k: int, low: int, high: int) -> None:
             noise = self._weighted(room, step, weights, low, high)
@@ -79,7 +79,7 @@ class CpuBackend:
         self._run(layout, work, 1)
 
     def row(self, step: int, weights: Normals, start: int, stop: int) -> Normals:
-        """The noise of a slice: the reference for every other way to make it."""
+        """The noise of a slice: the reference for every other way to compute it."""
         result = np.empty(stop - start, dtype=np.float32)
         room = Room(1, room_size(stop - start))
         for low, high in tiles(start, stop):
@@ -97,7 +97,7 @@ class CpuBackend:
         scale: float,
         state: Normals,
     ) -> None:
-        """Make the rows of the steps first, first + 1, … at once.
+        """Compute the rows of the steps first, first + 1, … at once.
 
         Row 0 is added and not kept, unless ``use`` names another row to be added; rows 1, 2, …
         are written to the state.
@@ -159,11 +159,11 @@ class CpuBackend:
         state: Normals,
         older: Normals | None = None,
     ) -> None:
-        """Run z_step through the sections, move the state on, and add what comes out.
+        """Run z_step through the sections, advance the state, and add the output.
 
-        Section values of step i lie in slot i mod s of the section's s state vectors. Without
-        targets the state alone moves on. ``older`` is for one section, a ring of s past z: the
-        weights of the z before those, oldest first, which are made again.
+        Section values of step i are in slot i mod s of the section's s state vectors. Without
+        targets only the state advances. ``older`` is for a single section, a ring of s past z: it
+        has the weights of the z before those, oldest first, which are regenerated.
         """
         starts = local_starts(layout)
         begun = older is not None and older.size > 0
@@ -260,9 +260,9 @@ def _section(
     product: Normals,
     begun: bool,
 ) -> None:
-    """Run one section on x: y gets the output, and w takes the oldest slot of the past.
+    """Run one section on x: y gets the output, and w replaces the oldest slot of the past.
 
-    Where the output has ``begun``, it is added to what y holds.
+    Where the output has ``begun``, it is added to the value of y.
     """
     s = section.num_past
 
@@ -274,7 +274,7 @@ def _section(
                 np.add(out, product, out=out)
             begun = True
 
-        for t, coef in enumerate(coefs):  # w_{step-s} lies where w_step will
+        for t, coef in enumerate(coefs):  # w_{step-s} is in the slot that w_step will take
             add(past[(step + t) % s], coef)
         add(x, np.float32(lead))
 

@@ -1,4 +1,4 @@
-"""Gradients at the door: which backend they need, and that all of them can take noise."""
+"""Validation of gradients: which backend they need, and whether it can add noise to all of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from corrnoise.noise.generator.stream import LARGEST_INDEX
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Gradients that passed every check, before any of them is touched.
+    """Gradients that passed every check, before any of them is changed.
 
     Attributes:
         device: "numpy", "cpu" (torch in main memory) or a CUDA device such as "cuda:0".
-        layout: flat offset and size of each.
-        items: what the backend writes to.
+        layout: flat offset and size of each gradient.
+        items: the targets that the backend writes to.
     """
 
     device: str
@@ -33,7 +33,7 @@ class Targets:
 
     @property
     def size(self) -> int:
-        """Number of elements of all."""
+        """Number of elements of all gradients."""
         return sum(size for _, size in self.layout)
 
 

@@ -24,7 +24,7 @@ class NarrowTarget:
 
     def add(self, start: int, stop: int, noise: Normals) -> None:
         """Add ``noise`` to the elements [start, stop)."""
-        # In pieces that torch does not share out to threads of its own.
+        # In pieces that are too small for torch to use threads of its own.
         for low in range(start, stop, _PIECE):
             part = self._tensor[low : min(low + _PIECE, stop)]
             here = torch.from_numpy(noise[low - start : low - start + _PIECE])
@@ -32,7 +32,7 @@ class NarrowTarget:
 
 
 def check(grads: Sequence[torch.Tensor]) -> tuple[str, list[Any]]:
-    """The device of the tensors, and what its backend writes to; raises as ``check_targets``."""
+    """The device of the tensors, and the targets of its backend; raises like ``check_targets``."""
     device = grads[0].device
     for k, grad in enumerate(grads):
         if grad.device != device:
@@ -52,7 +52,7 @@ def check(grads: Sequence[torch.Tensor]) -> tuple[str, list[Any]]:
                 f"grads[{k}] must be one of {names}, got {grad.dtype}; convert it to float32"
             )
     if device.type == "cuda":
-        return str(device), list(grads)  # the kernels need addresses alone
+        return str(device), list(grads)  # the kernels need only addresses
     if device.type != "cpu":
         raise ValueError(f"grads must be on a CPU or CUDA device, got {device}; move them")
     flat = [grad.detach().view(-1) for grad in grads]

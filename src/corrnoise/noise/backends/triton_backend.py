@@ -3,9 +3,9 @@
 
 A list of tensors of one dtype takes one launch, whatever its length: each program looks up its
 tensor, so the launch cost does not grow with the number of tensors. The map from programs to
-tensors depends on sizes and offsets alone and is kept; addresses are sent again when they change.
-What is kept belongs to one CUDA stream: its copies and kernels run in order, so that no kernel
-reads a table before it has come, or after it has been written over.
+tensors depends only on sizes and offsets and is kept; addresses are sent again when they change.
+The kept data belongs to one CUDA stream: its copies and kernels run in order, so that no kernel
+reads a table before it has arrived, or after it has been overwritten.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Tuning:
     """How the kernels are laid out; every choice gives the same words.
 
     Attributes:
-        block: ChaCha blocks of one program, a power of 2 from 32 on.
+        block: ChaCha blocks of one program, a power of 2 of at least 32.
         num_warps: warps of one program; block / (32·num_warps) blocks for each thread.
-        fast: logarithm, root, sine and cosine by the special-function unit.
+        fast: whether logarithm, root, sine and cosine use the special-function unit.
     """
 
     block: int = 128
@@ -53,7 +53,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class _Group:
-    """The tensors of one dtype: table and map for one launch."""
+    """The tensors of one dtype, with the table and the map for one launch."""
 
     dtype: Any
     members: tuple[int, ...]
@@ -74,7 +74,7 @@ class TritonBackend:
         self._constants: OrderedDict[Any, torch.Tensor] = OrderedDict()
 
     def zeros(self, rows: int, size: int) -> torch.Tensor:
-        """State vectors."""
+        """New state vectors, all zero."""
         return torch.zeros(rows, size, dtype=torch.float32, device=self._device)
 
     def adopt(self, vectors: Any) -> torch.Tensor:
@@ -107,7 +107,7 @@ class TritonBackend:
         scale: float,
         state: torch.Tensor,
     ) -> None:
-        """Make the rows of the steps first, first + 1, … at once; see ``CpuBackend``."""
+        """Compute the rows of the steps first, first + 1, … at once; see ``CpuBackend``."""
         oldest = min(first + r - w.size + 1 for r, w in enumerate(weights))
         table = np.zeros((first + len(weights) - oldest, len(weights)), dtype=np.float32)
         for r, w in enumerate(weights):
@@ -147,9 +147,9 @@ class TritonBackend:
         state: torch.Tensor,
         older: Normals | None = None,
     ) -> None:
-        """Run z_step through the sections, move the state on, and add what comes out.
+        """Run z_step through the sections, advance the state, and add the output.
 
-        The weights ``older`` are for what lies before the past of one section; see ``CpuBackend``.
+        The weights ``older`` are for the z before the past of a single section; see ``CpuBackend``.
         """
         coefs, shapes, vectors = list[np.ndarray](), list[int](), 0
         for section in sections:
@@ -173,7 +173,7 @@ class TritonBackend:
             )  # fmt: skip
 
     def words(self, step: int, start: int, stop: int) -> torch.Tensor:
-        """The keystream words of a slice, as int32: what must equal ``NoiseStream.words``."""
+        """The keystream words of a slice, as int32; they must equal ``NoiseStream.words``."""
         out = torch.zeros(stop - start, dtype=torch.int32, device=self._device)
         for group in self._prepare([out], ((start, stop - start),)):
             options = self._draw(step, True)
@@ -201,7 +201,7 @@ class TritonBackend:
             )
 
     def _prepare(self, targets: Sequence[torch.Tensor], layout: Layout) -> list[_Group]:
-        """One group per dtype, with the tensors' present addresses."""
+        """One group per dtype, with the tensors' current addresses."""
         dtypes = tuple(tensor.dtype for tensor in targets)
         name = (layout, dtypes, self.tuning.block, self._queue())
         if name not in self._groups:
@@ -240,7 +240,7 @@ class TritonBackend:
         )
 
     def _constant(self, array: np.ndarray) -> torch.Tensor:
-        """The array on the device; the last few are kept."""
+        """The array on the device; the most recent arrays are kept."""
         name = (array.tobytes(), array.dtype.char, self._queue())
         if name not in self._constants:
             self._constants[name] = self._send(np.array(array).reshape(-1))

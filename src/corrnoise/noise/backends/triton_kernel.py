@@ -2,21 +2,22 @@
 # ruff: noqa: D103, RUF005
 """The noise kernels in Triton: every word of a ChaCha block stays in the registers of one thread.
 
-A program owns ``BLOCK`` ChaCha blocks, that is 16·BLOCK indices, one block to a lane. The index map
+A program owns ``BLOCK`` ChaCha blocks, that is 16·BLOCK indices, one block per lane. The index map
 of ``normals`` gives 32 neighbouring indices to 32 neighbouring lanes, so the gradient is read and
-written in whole lines, once, with no exchange between threads. Words and normals travel as tuples
-of 16 tensors. ``chacha.py`` and ``normals.py`` are the specification: the words must be equal bit
-for bit, the normals to a few units of the last place.
+written in whole lines, once, with no exchange between threads. Words and normals are passed as
+tuples of 16 tensors. ``chacha.py`` and ``normals.py`` are the specification: the words must be
+equal bit for bit, the normals to a few units of the last place.
 
-Rotations and exclusive ors go to the integer pipe, which is the bottleneck: 40 of its operations an
-index for ChaCha20. An integer is read as a tiny float and not converted. Three of the four columns
-of the first round are the same for all indices and run on the uniform datapath; the fourth does not
-depend on the step and is hoisted out of the loop over steps. The compiler unrolls all rounds.
+Rotations and exclusive ors use the integer pipe, which is the bottleneck: ChaCha20 takes 40 of its
+operations per index. An integer is read as a tiny float and not converted. Three of the four
+columns of the first round are the same for all indices and run on the uniform datapath; the fourth
+does not depend on the step and is hoisted out of the loop over steps. The compiler unrolls all
+rounds.
 
-Tried on an H200 and not taken, for four draws (``benchmarks/noise-h200.md``): products in place of
-additions, shifts and masks relieve the integer pipe and still cost 1 % for one kind, 9 % for all; a
-loop over the rounds costs 4 %; one term less in the polynomial saves 0.2 %, and the error is 1.6
-times as large.
+Variants that were measured on an H200, for four draws, and rejected (``benchmarks/noise-h200.md``):
+products in place of additions, shifts and masks relieve the integer pipe and still cost 1 % for one
+kind, 9 % for all; a loop over the rounds costs 4 %; one term less in the polynomial saves 0.2 %,
+and the error is 1.6 times as large.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def chacha_block(key, tail, ROUNDS: tl.constexpr):
     s1 = tl.full((), 0x3320646E, tl.uint32)
     s2 = tl.full((), 0x79622D32, tl.uint32)
     s3 = tl.full((), 0x6B206574, tl.uint32)
-    # The first column round on scalars wherever the counter has not come in.
+    # The first column round uses scalars wherever the counter does not enter.
     x0, x4, x8, x12 = quarter(s0, key[0], key[4], tail[0])
     x1, x5, x9, x13 = quarter(s1, key[1], key[5], tail[1])
     x2, x6, x10, x14 = quarter(s2, key[2], key[6], tail[2])
@@ -101,13 +102,13 @@ def unary(ASM: tl.constexpr, x):
 def normal_pair(radius_word, angle_word, weight, FAST: tl.constexpr):
     """Box-Muller on one pair of words, in float32, times weight·(-√½).
 
-    FAST takes the special-function unit. The factor saves products: -ln u comes more easily than
-    twice that, and θ - π, a signed angle, is more exact than θ.
+    FAST uses the special-function unit. The factor saves products: -ln u is easier to compute than
+    -2 ln u, and θ - π, a signed angle, is more accurate than θ.
 
-    f is u, or u - 1 where the top bit of the radius word is set. There -ln(1 + f) is f times a
-    polynomial, with a relative error of 2.4e-7, since lg2.approx has an absolute one near 1.
+    f is u, or u - 1 where the top bit of the radius word is set. In that case -ln(1 + f) is f times
+    a polynomial, with a relative error of 2.4e-7, since lg2.approx has an absolute error near 1.
     """
-    # Read as floats, integers below 2^24 are themselves times 2^-149.
+    # Read as a float, an integer below 2^24 is the integer times 2^-149.
     angle = (angle_word >> 8).to(tl.float32, bitcast=True)
     low = (angle_word & 0xFF).to(tl.float32, bitcast=True)
     low = low * 6.490371073168535e32 + 4.547473508864641e-13  # 2^109, 2^-41
@@ -180,7 +181,7 @@ def axpy(c, x, y):
 
 @triton.jit
 def plus16(x, y):
-    """The sum of tuples of 16; a product in x and the sum are one multiply-add."""
+    """The sum of tuples of 16; a product in x and the sum become one multiply-add."""
     return axpy(1.0, x, y)
 
 
@@ -200,7 +201,7 @@ def load_key(k0, k1, k2, k3, k4, k5, k6, k7):
 
 @triton.jit
 def locate(table, owners, BLOCK: tl.constexpr, FAR: tl.constexpr):
-    """The program's tile: its tensor's row, its first index seen from the tensor, its blocks.
+    """The program's tile: its tensor's row, its first index relative to the tensor, its blocks.
 
     ``FAR`` is set where an index may reach 2^36, so that the high half of the block number is not
     always 0.
@@ -221,7 +222,7 @@ def locate(table, owners, BLOCK: tl.constexpr, FAR: tl.constexpr):
 
 @triton.jit
 def positions(BLOCK: tl.constexpr):
-    """Where word 0 of each lane's block lies in the tile; word j is 32·j further on."""
+    """The position of word 0 of each lane's block in the tile; word j is 32·j further on."""
     lane = tl.arange(0, BLOCK)
     return (lane // 32) * 512 + lane % 32
 
@@ -255,7 +256,7 @@ def store16(pointer, values, low, high, BLOCK: tl.constexpr, WHOLE: tl.constexpr
 
 @triton.jit
 def add16(pointer, noise, low, high, BLOCK: tl.constexpr):
-    """Add to the gradient; only tiles at the edge of a tensor pay for masks."""
+    """Add to the gradient; only tiles at the edge of a tensor use masks."""
     if (low == 0) & (high == 16 * BLOCK):
         sum16 = axpy(1.0, noise, load16(pointer, low, high, BLOCK, True))
         store16(pointer, sum16, low, high, BLOCK, True)

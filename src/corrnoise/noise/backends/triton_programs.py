@@ -20,7 +20,7 @@ from corrnoise.noise.backends.triton_kernel import (
     zeros16,
 )
 
-# Values that change from call to call, and the key: none of them may shape the compiled code.
+# Values that change from call to call, and the key: the code is not specialised for any of them.
 OPEN = [*(f"k{i}" for i in range(8)), "step", "stream_id", "count", "scale"]
 
 
@@ -101,12 +101,12 @@ def add_filtered(
     BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """z[step] through the sections of ``filters``; the state moves on, the output is added.
+    """Run z[step] through the ``algebra.sections``, advance the state, and add the output.
 
     ``shapes`` has (s, slot, first state vector, first coefficient) of each section, with
     slot = step mod s; its coefficients are gain, direct, s of feedback, s of output. ``weights``
-    has one for each of ``count`` z before the past of the first section, which are made again, and
-    then a 0, for z[step] itself. Unless RECURSIVE, all feedback is 0.
+    has one for each of ``count`` z before the past of the first section, which are regenerated, and
+    then a 0 for z[step] itself. Unless RECURSIVE, all feedback is 0.
     """
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
@@ -136,7 +136,7 @@ def run_sections(
     SECTIONS: tl.constexpr, RECURSIVE: tl.constexpr, WRITE: tl.constexpr,
     BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """What ``add_filtered`` does with memory; the first section's output begins at ``before``."""
+    """Run the sections of ``add_filtered``; the first section's output is added to ``before``."""
     for k in tl.static_range(SECTIONS):
         s, slot = tl.load(shapes + 4 * k), tl.load(shapes + 4 * k + 1)
         past = here + tl.load(shapes + 4 * k + 2).to(tl.int64) * stride
@@ -163,7 +163,7 @@ def write_words(
     table, owners, step, stream_id, k0, k1, k2, k3, k4, k5, k6, k7,
     BLOCK: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """The words themselves into int32 tensors: for tests against the specification."""
+    """Write the words themselves to int32 tensors, for tests against the specification."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, True)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
     words = block_words(key, counter, word13, step, stream_id, ROUNDS)

@@ -16,10 +16,10 @@ from corrnoise.mechanisms import Mechanism
 
 @dataclass(frozen=True, eq=False)
 class Filter:
-    """How the noise of a step is made from z: everything a backend needs to know of a mechanism.
+    """How the noise of a step is computed from z: all that a backend needs to know of a mechanism.
 
     Attributes:
-        mechanism: whose C⁻¹ it is.
+        mechanism: the mechanism with this C⁻¹.
         num_terms: p where C⁻¹ is banded and the past of z is enough; ``None`` for a recursion.
         num_past: the model-sized vectors that a recursion keeps; 0 for a banded C⁻¹.
         num_sections: how many recursions run one after the other.
@@ -33,7 +33,7 @@ class Filter:
     @staticmethod
     def of(mechanism: Mechanism) -> Filter:
         """The filter of a mechanism."""
-        if not mechanism.largest_noising_entry <= float(np.finfo(np.float32).max):  # not for NaN
+        if not mechanism.largest_noising_entry <= float(np.finfo(np.float32).max):  # or NaN
             raise ValueError(
                 "mechanism must have finite coefficients of C⁻¹ in float32, got one that is not; "
                 "use fewer steps or other coefficients"
@@ -49,7 +49,7 @@ class Filter:
         return self.mechanism.num_steps
 
     def weights(self, step: int) -> npt.NDArray[np.float32]:
-        """Row ``step`` of C⁻¹ from its first non-zero entry on: what z_{step-len+1}, …, z_step get.
+        """Row ``step`` of C⁻¹ from its first non-zero entry: weights of z_{step-len+1}, …, z_step.
 
         At most p entries for a banded C⁻¹, step + 1 for any other.
         """

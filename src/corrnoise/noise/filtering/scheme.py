@@ -1,14 +1,14 @@
-r"""Memory against time: which past noise is stored, and which is regenerated.
+r"""The trade-off of memory and time: which past noise is stored, and which is regenerated.
 
 For a C⁻¹ of p bands, with k model-sized float32 vectors of state:
 
     regenerate       k = 0        p draws a step
-    lookahead m      k = m - 1    (p + m - 1)/m draws: m rows are made at once from p + m - 1 draws,
-                                  one is used at once and m - 1 wait for their steps
+    lookahead m      k = m - 1    (p + m - 1)/m draws: m rows are computed at once from p + m - 1
+                                  draws; one is used now and m - 1 are stored for their steps
     ring             1 ≤ k < p    p - k draws: the k newest z are read, one is written, and the
-                                  older ones are made again
+                                  older ones are regenerated
 
-Any other C⁻¹ runs as a recursion of 1 draw, with the state that its poles need.
+Any other C⁻¹ runs as a recursion with 1 draw a step and the state that its poles need.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import Literal
 from corrnoise.noise.filtering.filters import Filter
 
 # A draw for d indices, in units of the time to read d float32 values (half a copy): the slopes
-# between p = 4 and p = 16 in benchmarks/noise-h200.md. On a CPU a draw is dearer still.
+# between p = 4 and p = 16 in benchmarks/noise-h200.md. On a CPU a draw costs even more.
 DRAW_COST = {20: 2.8, 12: 1.8, 8: 1.3}
-# The part of the shorter of arithmetic and traffic that does not overlap. The whole table is met
-# best at this value: to an eighth, but for lookahead, which takes up to a third longer than this.
+# The part of the shorter of arithmetic and traffic that does not overlap. This value fits the whole
+# table best: to an eighth, except for lookahead, which takes up to a third longer than predicted.
 EXPOSED = 0.2
 LARGEST_LOOKAHEAD = 8  # a GPU thread keeps 16 sums per row in registers
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the past is kept.
+    """How past noise is kept between steps.
 
     Attributes:
         kind: "regenerate", "lookahead", "ring" or "recursion".
         num_vectors: the model-sized float32 vectors of state.
-        draws_per_step: how often a normal is made per index and step, on average.
-        lookahead: m, the number of rows made at once; 1 except for "lookahead".
+        draws_per_step: the number of normals drawn per index and step, on average.
+        lookahead: m, the number of rows computed at once; 1 except for "lookahead".
 
     >>> Scheme("lookahead", num_vectors=2, draws_per_step=2.0, lookahead=3).state_bytes(1000)
     8000
@@ -71,7 +71,7 @@ def candidates(num_terms: int) -> list[Scheme]:
 
 
 def step_cost(scheme: Scheme, spec: Filter, rounds: int) -> float:
-    """Time of a step in units of reading one vector: most of arithmetic and traffic overlap."""
+    """Time of a step in units of reading one vector; arithmetic and traffic mostly overlap."""
     draw, m = DRAW_COST[rounds], scheme.lookahead
     if scheme.kind in ("ring", "recursion"):  # the state is read, and each section writes a vector
         traffic = 2.0 + scheme.num_vectors + spec.num_sections
@@ -85,7 +85,7 @@ def _together(arithmetic: float, traffic: float) -> float:
 
 
 def relative_cost(scheme: Scheme, spec: Filter, rounds: int) -> float:
-    """``step_cost`` in units of independent noise, which makes a draw and reads nothing.
+    """``step_cost`` in units of independent noise, which makes one draw and reads no state.
 
     >>> import corrnoise as cn
     >>> spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4))
@@ -96,7 +96,7 @@ def relative_cost(scheme: Scheme, spec: Filter, rounds: int) -> float:
 
 
 def choose(spec: Filter, memory: float, rounds: int) -> Scheme:
-    """The fastest scheme whose state fits ``memory`` vectors; a recursion has but one.
+    """The fastest scheme whose state fits ``memory`` vectors; a recursion has only one scheme.
 
     >>> import corrnoise as cn
     >>> spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4))

@@ -1,1 +1,1 @@
-"""The generator: a key, the ChaCha20 words of its stream, and normals made of them."""
+"""The generator: a key, the ChaCha20 words of its stream, and the normals computed from them."""

@@ -1,6 +1,6 @@
 """The ChaCha block function (RFC 8439, section 2.3) in NumPy: the specification of every backend.
 
-It is written for reading: OpenSSL (``keystream``) and the GPU are far faster, and both must give
+It is written to be read: OpenSSL (``keystream``) and the GPU are far faster, and both must give
 the same words.
 """
 

@@ -1,4 +1,4 @@
-"""The secret of a noise stream: 256 bits that are shown to nobody."""
+"""The secret of a noise stream: a 256-bit key that is kept secret."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, final
 
@@ -16,15 +17,17 @@ from corrnoise import _files
 KEY_BYTES = 32
 
 _DOMAIN = b"corrnoise key fingerprint v1\0"
-_FILE = re.compile(rb"corrnoise-key-v1 ([0-9a-f]{64})\n")
+# The secret; then the run that it belongs to; then whether that run has released a step.
+_FILE = re.compile(rb"corrnoise-key-v1 ([0-9a-f]{64})\n(?:run ([0-9a-f]+)\n(released\n)*)?")
+_RELEASED = b"released\n"
 
 
 @final
 class Key:
-    """A 256-bit key. Whoever has it can subtract the noise, so it is kept out of everything.
+    """A 256-bit key. Whoever has it can subtract the noise, so it is kept secret.
 
-    ``repr`` and ``str`` show the fingerprint alone; pickling it, or any object that holds it,
-    raises; JSON does not know it. It is stored in a file of its own, apart from checkpoints.
+    ``repr`` and ``str`` show only the fingerprint; pickling the key, or any object that holds it,
+    raises; it has no JSON form. It is stored in a file of its own, separate from checkpoints.
 
     A key belongs to one run: the same key, stream and step give the same noise, and two different
     gradients with the same noise reveal their difference.
@@ -64,7 +67,7 @@ class Key:
         """Read a key that ``save`` wrote.
 
         Raises:
-            ValueError: the file is not a key file, or others than its owner may read it.
+            ValueError: the file is not a key file, or users other than its owner may read it.
         """
         place = Path(path)
         mode = stat.S_IMODE(place.stat().st_mode)
@@ -73,20 +76,24 @@ class Key:
                 f"path must be readable by its owner alone (mode 0600), got {mode:04o} for "
                 f"{place}; the key may have been seen: make a new one, or chmod 600 it"
             )
-        found = _FILE.fullmatch(place.read_bytes())
-        if found is None:
-            raise ValueError(f"path must be a file that Key.save wrote, got {place}; pass that one")
-        return Key(bytes.fromhex(found[1].decode()))
+        return Key(bytes.fromhex(_match(place)[1].decode()))
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, run_id: str | None = None) -> None:
         """Write the key to a new file of mode 0600; an existing file is never overwritten.
+
+        Args:
+            path: the new file.
+            run_id: the run that the key belongs to, in hex digits, if there is one already.
 
         Raises:
             ValueError: the file exists.
         """
         place = Path(path)
+        lines = b"corrnoise-key-v1 " + self.__secret.hex().encode() + b"\n"
+        if run_id is not None:
+            lines += b"run " + run_id.encode() + b"\n"
         try:
-            _files.create(place, b"corrnoise-key-v1 " + self.__secret.hex().encode() + b"\n")
+            _files.create(place, lines)
         except FileExistsError:
             raise ValueError(
                 f"path must not exist yet, got {place}; a key is never overwritten: "
@@ -95,11 +102,20 @@ class Key:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of SHA-256 over a prefix and the key: enough to compare, none to invert."""
+        """16 hex digits of SHA-256 over a prefix and the key: they identify it, not reveal it."""
         return hashlib.sha256(_DOMAIN + self.__secret).hexdigest()[:16]
 
+    def subkey(self, purpose: str) -> bytes:
+        """32 bytes for one purpose: HKDF-SHA-256 (RFC 5869) with an empty salt.
+
+        No two purposes share a key, and the key itself is used for nothing else.
+        """
+        extracted = hmac.new(bytes(32), self.__secret, hashlib.sha256).digest()
+        info = b"corrnoise v1 " + purpose.encode() + b"\x01"
+        return hmac.new(extracted, info, hashlib.sha256).digest()
+
     def reveal(self) -> bytes:
-        """The 32 secret bytes, for a cipher and for nothing else."""
+        """The 32 secret bytes, for use by the cipher only."""
         return self.__secret
 
     def __eq__(self, other: object) -> bool:
@@ -118,4 +134,46 @@ class Key:
         return self
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Key is never pickled, nor what holds it; use Key.save and Key.load")
+        raise TypeError(
+            "a Key, or an object that holds one, cannot be pickled; use Key.save and Key.load"
+        )
+
+
+@dataclass(frozen=True)
+class KeyUse:
+    """What a key file says of its use.
+
+    Attributes:
+        run_id: the run that the key belongs to; ``None`` for a key of no run yet.
+        released: whether that run has released a step.
+    """
+
+    run_id: str | None
+    released: bool
+
+
+def key_use(path: str | os.PathLike[str]) -> KeyUse:
+    """What the key file says of its use."""
+    found = _match(Path(path))
+    return KeyUse(None if found[2] is None else found[2].decode(), found[3] is not None)
+
+
+def mark_released(path: str | os.PathLike[str], run_id: str) -> None:
+    """Note in a key file that its run has released a step. Nothing is written twice.
+
+    Raises:
+        ValueError: the file belongs to another run.
+    """
+    use = key_use(path)
+    if use.run_id != run_id:
+        raise ValueError(f"path must be the key of run {run_id}, got {path} of run {use.run_id}")
+    if not use.released:
+        with _files.open_to_append(path) as file:
+            _files.append(file, _RELEASED)
+
+
+def _match(place: Path) -> re.Match[bytes]:
+    found = _FILE.fullmatch(place.read_bytes())
+    if found is None:
+        raise ValueError(f"path must be a file that Key.save wrote, got {place}; pass that one")
+    return found

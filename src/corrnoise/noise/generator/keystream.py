@@ -17,12 +17,12 @@ _NAIVE_BLOCKS = 1 << 12
 
 
 def fill(out: Words, key: bytes, *, stream: int, step: int, block: int, rounds: int = 20) -> None:
-    """Write the keystream from ``block`` on into ``out``, whose length is a multiple of 16.
+    """Write the keystream, starting at ``block``, to ``out``, whose length is a multiple of 16.
 
     State words 12 to 15 are the low and the high half of the block number, the step and the stream
-    id, so that a step has 2^64 blocks. ChaCha20 comes from OpenSSL where the ``cryptography``
-    package is installed; fewer rounds, or no such package, from the NumPy reference, the same
-    words, more slowly.
+    id, so that a step has 2^64 blocks. ChaCha20 is computed by OpenSSL where the ``cryptography``
+    package is installed. For fewer rounds, or without that package, the NumPy reference computes
+    the same words, more slowly.
     """
     done, total = 0, out.size // WORDS_PER_BLOCK
     while done < total:

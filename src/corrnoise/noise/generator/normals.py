@@ -1,14 +1,15 @@
 r"""Standard normals from keystream words: Box-Muller with a 40-bit radius and a 24-bit angle.
 
 The 512 indices of a group share 32 ChaCha blocks. Index i = 512g + 32j + l takes word j of block
-32g + l, so that 32 neighbouring indices are 32 blocks side by side: a GPU warp that makes one
-block per lane reads and writes its gradient in whole lines, and NumPy sees long rows. Word j < 8
-of a block, R, pairs with word j + 8, A, of the same block:
+32g + l, so that 32 neighbouring indices use 32 neighbouring blocks: a GPU warp that computes one
+block per lane reads and writes its gradient in whole lines, and NumPy works on long rows. Word
+j < 8 of a block, R, pairs with word j + 8, A, of the same block:
 
     u = (256·R + (A mod 256) + 1/2) / 2^40,      radius = √(-2 ln u)
     θ = π·(2·⌊A/256⌋ + 1) / 2^24,                z[j] = radius·cos θ,   z[j + 8] = radius·sin θ
 
-The radius ends at √(82 ln 2) = 7.54; a normal pair is beyond it with probability 2^-41.
+The radius is at most √(82 ln 2) = 7.54; an untruncated normal pair exceeds it with probability
+2^-41.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def box_muller(words: Words, out: Normals, scratch: Scratch) -> None:
     """The same in float32, accurate to 2^-21 of the radius, with no allocation.
 
     ``f`` is u, or u - 1 where the radius word's top bit is set: read as a signed number the word
-    is exact at both ends, u near 0 (the tail) and u near 1 (the centre). There 1 + f is rounded,
-    and the part lost is added to the logarithm: ln(1 + f) = ln w + (f - (w - 1)) + O(2^-24 ln w).
+    is exact at both ends, u near 0 (the tail) and u near 1 (the centre). Near 1, w = 1 + f is
+    rounded, and the lost part is added to the logarithm:
+    ln(1 + f) = ln w + (f - (w - 1)) + O(2^-24 ln w).
     Only whole groups are computed, so a normal does not depend on the slice that asks for it.
     """
     groups = words.size // GROUP
@@ -90,7 +92,7 @@ def box_muller(words: Words, out: Normals, scratch: Scratch) -> None:
 
 
 class Scratch:
-    """Room for ``box_muller``, beside ``spare`` words that it may overwrite: 6 bytes a word.
+    """Memory for ``box_muller``, besides ``spare`` words that it may overwrite: 6 bytes a word.
 
     The results may be written over the same spare words.
     """

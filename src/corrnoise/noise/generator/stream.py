@@ -1,4 +1,4 @@
-"""The noise stream: z[step, index], a standard normal that depends on the key and its place."""
+"""The noise stream: z[step, index], a standard normal that depends on the key and its position."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from corrnoise.noise.generator.chacha import ROUNDS, Words
 from corrnoise.noise.generator.key import Key
 from corrnoise.noise.generator.normals import GROUP, Normals, Scratch
 
-# Words computed at a time: few enough to stay in cache, enough that threads seldom meet at the
-# interpreter's lock (2^16 scales to 1.2 on two threads, 2^18 to 1.8).
+# Words computed at a time: few enough to stay in cache, enough that threads seldom wait for the
+# interpreter's lock (on two threads 2^16 gives a speed-up of 1.2, 2^18 one of 1.8).
 TILE = 1 << 18
 LARGEST_WORD = (1 << 32) - 1
 LARGEST_INDEX = (1 << 63) - 1
 
 
 class Workspace:
-    """The arrays that one thread needs to make normals a tile at a time: 14 bytes a word."""
+    """The arrays that one thread needs to compute normals a tile at a time: 14 bytes a word."""
 
     def __init__(self, size: int) -> None:
         self.raw = np.empty(size, dtype=np.uint32)
         self.words = np.empty(size, dtype=np.uint32)
-        # The raw words are spent when normals are made.
+        # The raw words are no longer needed when normals are computed.
         self.normals = self.raw.view(np.float32)
         self.scratch = Scratch(self.raw)
 
@@ -35,16 +35,16 @@ class Workspace:
 class NoiseStream:
     """z[step, index]: standard normals by random access, from ChaCha and Box-Muller.
 
-    The value depends on (key, stream, step, index) alone, so any slice of any step can be made
-    again, on any machine, whatever the sharding. ``docs/noise-stream.md`` defines every bit. The
-    words are the same on all backends; the normals may differ in the last bits of a float32.
+    The value depends only on (key, stream, step, index), so any slice of any step can be
+    regenerated, on any machine, whatever the sharding. ``docs/noise-stream.md`` defines every bit.
+    The words are the same on all backends; the normals may differ in the last bits of a float32.
 
     Args:
         key: the secret.
         stream: an id below 2^32; different ids give independent noise under one key.
-        rounds: 20 as in RFC 8439, or the faster 12 and 8. Published attacks that beat trying all
-            keys reach between 7 and 8 rounds, at a cost far beyond practice: 8 leaves no margin,
-            12 some, 20 the standard's.
+        rounds: 20 as in RFC 8439, or the faster 12 and 8. Published attacks that are faster than
+            exhaustive search reach between 7 and 8 rounds, at a cost far beyond practice: 8 rounds
+            leave no margin, 12 leave some, and 20 leave the standard's.
 
     >>> stream = NoiseStream(Key.from_bytes(bytes(32)))
     >>> stream.normals(step=3, start=1000, stop=1003)
@@ -123,7 +123,7 @@ def tiles(start: int, stop: int, size: int = TILE) -> Iterator[tuple[int, int]]:
 
 
 def room_size(length: int) -> int:
-    """Words of the groups that slices of at most this length touch, and of one tile at most."""
+    """The words of the groups that a slice of at most this length touches, at most one tile."""
     return min(TILE, (length // GROUP + 2) * GROUP)
 
 
@@ -136,7 +136,7 @@ def check_key(key: object) -> Key:
 
 
 def check_rounds(rounds: object) -> int:
-    """Return ``rounds`` if ChaCha has that many, or raise."""
+    """Return ``rounds`` if it is a supported number of ChaCha rounds, or raise."""
     if isinstance(rounds, bool) or rounds not in ROUNDS:
         raise ValueError(f"rounds must be one of {ROUNDS}, got {rounds!r}; 20 is the standard")
     return cast(int, rounds)

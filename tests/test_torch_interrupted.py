@@ -1,0 +1,260 @@
+"""Whatever interrupts a loop: each example is in its step's sum once, or nothing is released."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from training import KEY, private, weights
+
+import corrnoise as cn
+from corrnoise.torch import PrivacyEngine
+
+MODES = ("hooks", "ghost")
+PHYSICAL = 3
+
+
+def start(mode, **options):
+    engine = PrivacyEngine(key=KEY, **options)
+    made = private(engine, grad_sample_mode=mode, sampling="balls-in-bins")
+    return engine, made[0], made[1], made[2] if mode == "ghost" else nn.CrossEntropyLoss(), made[-1]
+
+
+class LeftError(Exception):
+    """The loop is left here."""
+
+
+def loop(run, steps, hit=lambda event, number: None):
+    """The loop that every user of Opacus writes; ``hit`` may raise before or after any ``step``."""
+    engine, net, optimizer, criterion, batches = run
+    number = 0
+    while engine.steps_taken < steps:
+        with BatchMemoryManager(
+            data_loader=batches, max_physical_batch_size=PHYSICAL, optimizer=optimizer
+        ) as parts:
+            for x, y in parts:
+                loss = criterion(net(x), y)
+                loss.backward()
+                hit("before", number)
+                optimizer.step()
+                hit("after", number)
+                optimizer.zero_grad()
+                number += 1
+                if engine.steps_taken == steps:
+                    break
+
+
+@pytest.fixture(scope="module", params=MODES)
+def whole(request):
+    run = start(request.param)
+    loop(run, 12)
+    return request.param, weights(run[1])
+
+
+@pytest.mark.parametrize("event", ["before", "after"])
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+def test_a_loop_that_is_left_and_begun_again_gives_the_same_run(whole, event, every):
+    mode, expected = whole
+    run = start(mode)
+    left = [0]
+
+    def hit(now, number):
+        # As often as this leaves any progress: a physical batch before the last of its step.
+        if now == event and number == every and left[0] < 20:
+            left[0] += 1
+            raise LeftError
+
+    while run[0].steps_taken < 12:
+        with suppress(LeftError):
+            loop(run, 12, hit)
+    assert left[0] > 3
+    assert all(torch.equal(a, b) for a, b in zip(expected, weights(run[1]), strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_batch_passed_several_times_is_refused(mode):
+    engine, net, optimizer, criterion, batches = start(mode)
+    x, y = next(iter(batches))
+    for _ in range(3):
+        optimizer.signal_skip_step(do_skip=True)
+        criterion(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.signal_skip_step(do_skip=False)
+    criterion(net(x), y).backward()
+    with pytest.raises(ValueError, match="each once"):
+        optimizer.step()
+    assert engine.steps_released == 0
+
+
+def test_a_refused_step_can_be_repeated(whole):
+    run = start(whole[0])
+    engine, net, optimizer, criterion, batches = run
+    loop(run, 3)
+    with pytest.raises(ValueError, match="finite"):
+        loop((engine, lambda x: net(x * float("nan")), optimizer, criterion, batches), 4)
+    assert engine.steps_released == 3
+    loop(run, 12)
+    assert all(torch.equal(a, b) for a, b in zip(whole[1], weights(net), strict=True))
+
+
+def test_a_loaded_checkpoint_begins_with_an_empty_sum(tmp_path, whole):
+    mode, expected = whole
+    run = start(mode)
+    engine, net, optimizer, *_ = run
+    loop(run, 4)
+    engine.save_checkpoint(path=tmp_path / "c", module=net, optimizer=optimizer)
+
+    def hit(event, number):
+        if event == "after" and number == 1:
+            raise LeftError
+
+    with pytest.raises(LeftError):
+        loop(run, 12, hit)
+    engine.load_checkpoint(path=tmp_path / "c", module=net, optimizer=optimizer)
+    loop(run, 12)
+    assert all(torch.equal(a, b) for a, b in zip(expected, weights(net), strict=True))
+
+
+def test_the_managed_loader_knows_its_length():
+    _, net, optimizer, criterion, batches = start("hooks")
+    for _ in range(3):
+        with BatchMemoryManager(
+            data_loader=batches, max_physical_batch_size=PHYSICAL, optimizer=optimizer
+        ) as parts:
+            announced = len(parts)
+            count = 0
+            for x, y in parts:
+                criterion(net(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                count += 1
+        assert announced == count > 6
+    assert len(batches) == 6
+
+
+def test_ghost_clipping_with_a_plain_loss_is_refused():
+    engine, net, optimizer, _, batches = start("ghost")
+    for x, y in batches:
+        nn.CrossEntropyLoss()(100.0 * net(x), y).backward()
+        with pytest.raises(ValueError, match="criterion that make_private returned"):
+            optimizer.step()
+        break
+    assert engine.steps_released == 0
+
+
+def test_another_clip_norm_of_the_model_is_refused():
+    engine, net, optimizer, criterion, batches = start("ghost")
+    net.max_grad_norm = 50.0
+    for x, y in batches:
+        criterion(net(x), y).backward()
+        with pytest.raises(ValueError, match="max_grad_norm"):
+            optimizer.step()
+        break
+    assert engine.steps_released == 0
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+def test_a_sum_that_is_longer_than_clipping_allows_is_refused(mode):
+    engine, net, optimizer, criterion, batches = start(mode)
+    name = "accumulate" if mode == "ghost" else "clip_and_accumulate"
+    accumulate = getattr(optimizer, name)
+
+    def unclipped():
+        accumulate()
+        for param in net.parameters():
+            param.summed_grad *= 1000.0
+
+    setattr(optimizer, name, unclipped)
+    for x, y in batches:
+        criterion(net(x), y).backward()
+        with pytest.raises(ValueError, match="were not clipped"):
+            optimizer.step()
+        break
+    assert engine.steps_released == 0
+
+
+def test_a_plan_for_fewer_participations_than_the_batches_make_is_refused():
+    m = cn.mechanisms.bisr(cn.workloads.sgd(18, momentum=0.9), num_bands=4).in_float32()
+    found = cn.calibrate(m, cn.Participation(18, 6, 1), epsilon=2, delta=1e-3)
+    plan = cn.Plan(num_examples=60, batch_size=10, calibration=found)
+    with pytest.raises(ValueError, match="max_participations must be at least 3"):
+        private(PrivacyEngine(key=KEY), plan=plan)
+
+
+def test_the_statement_counts_what_was_ever_released(tmp_path):
+    run = start("hooks")
+    engine, net, optimizer, *_ = run
+    loop(run, 4)
+    engine.save_checkpoint(path=tmp_path / "c", module=net, optimizer=optimizer)
+    loop(run, 12)
+    spent = engine.get_epsilon(1e-3)
+    engine.load_checkpoint(path=tmp_path / "c", module=net, optimizer=optimizer)
+    assert (engine.steps_taken, engine.steps_released) == (4, 12)
+    assert engine.get_epsilon(1e-3) == spent
+    assert "12 of 18 released" in engine.statement().to_text()
+
+
+def test_a_fork_cannot_continue_the_run():
+    code = """
+        import os, sys
+        from test_torch_interrupted import loop, start
+        run = start("hooks")
+        loop(run, 2)
+        child = os.fork()
+        try:
+            loop(run, 3)
+        except ValueError as refused:
+            os._exit(7 if "fork" in str(refused) and run[0].steps_released == 2 else 1)
+        if child == 0:
+            os._exit(2)  # the child must not get here
+        _, status = os.waitpid(child, 0)
+        sys.exit(0 if os.waitstatus_to_exitcode(status) == 7 and run[0].steps_taken == 3 else 1)
+    """
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], cwd=folder, check=False
+    )
+    assert done.returncode == 0
+
+
+def test_a_stand_in_for_an_empty_batch_contributes_nothing():
+    """With ``rand_on_empty`` a batch that lost its only example is as if it had none."""
+    data = TensorDataset(torch.randn(6, 12), torch.tensor([0, 1] * 3))
+    engine = PrivacyEngine(key=KEY)
+    seen = []
+    net, optimizer, batches = private(
+        engine,
+        data_loader=DataLoader(data, batch_size=1),
+        sampling="balls-in-bins",
+        grad_sample_mode="ew",
+        rand_on_empty=True,
+        mechanism="dp_sgd",
+        noise_multiplier=1.0,
+    )
+    step = engine._setup.step
+    record = step.ledger.record
+
+    def seeing(number, digest):
+        norms = [float(param.summed_grad.norm()) for param in net.parameters()]
+        seen.append((len(step._sampler.share(number)), norms))
+        record(number, digest)
+
+    step.ledger.record = seeing
+    for x, y in batches:
+        assert len(x)
+        nn.CrossEntropyLoss()(net(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    empty = [norms for size, norms in seen if size == 0]
+    assert empty
+    assert all(norm == 0.0 for norms in empty for norm in norms)
+    assert all(max(norms) > 0.0 for size, norms in seen if size)

@@ -58,7 +58,7 @@ def test_a_killed_run_resumes_from_its_folder(digits, tmp_path):
 
 
 def test_small_physical_batches_change_nothing_but_rounding(digits):
-    key = cn.noise.Key.from_bytes(bytes(32))
+    key = cn.noise.Key.from_bytes(bytes(range(32)))
     one, other = (
         train(plan(), digits, learning_rate=0.1, key=key, max_physical_batch_size=most)
         for most in (None, 17)
@@ -107,7 +107,7 @@ def test_a_statement_of_a_plan_alone():
 
 @pytest.mark.parametrize("options", [{"schedule": "linear"}, {"average_last": 0.5}])
 def test_schedule_and_averaging_resume_exactly(digits, tmp_path, options):
-    key = cn.noise.Key.from_bytes(bytes(32))
+    key = cn.noise.Key.from_bytes(bytes(range(32)))
     whole = train(plan(), digits, learning_rate=0.2, key=key, **options)
     plain = train(plan(), digits, learning_rate=0.2, key=key)
     assert whole.records[-1].test_loss != plain.records[-1].test_loss

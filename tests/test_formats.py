@@ -13,7 +13,7 @@ from corrnoise.planning import Plan
 from corrnoise.records import Ledger, Run, Statement
 from corrnoise.records.ledger import _code_of, _line, read_entries
 
-KEY = Key.from_bytes(bytes(32))
+KEY = Key.from_bytes(bytes(range(32)))
 HEADER = {"run_id": "a", "key_fingerprint": "f"}
 OTHERS = [0, 2, -1, None, "1", 1.5, [1]]
 

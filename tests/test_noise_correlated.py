@@ -299,7 +299,10 @@ def test_a_state_of_another_run_is_refused() -> None:
     run(noise, 0)
     state = noise.state_dict()
     for other, field in [
-        (CorrelatedNoise(MECHANISMS["blt"], Key.from_bytes(bytes(32))), "key_fingerprint"),
+        (
+            CorrelatedNoise(MECHANISMS["blt"], Key.from_bytes(bytes(range(1, 33)))),
+            "key_fingerprint",
+        ),
         (CorrelatedNoise(MECHANISMS["blt"], KEY, stream=1), "stream"),
         (CorrelatedNoise(MECHANISMS["blt"], KEY, rounds=12), "rounds"),
         (CorrelatedNoise(MECHANISMS["bsr"], KEY), "mechanism_digest"),

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +17,18 @@ from corrnoise.noise.generator.stream import TILE
 
 KEY = Key.from_bytes(bytes(range(32)))
 STREAM = NoiseStream(KEY, stream=5)
+
+
+def hkdf(secret: bytes, info: bytes) -> bytes:
+    """RFC 5869 by another library."""
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(secret)
+
+
+@pytest.mark.parametrize("purpose", ["noise", "batches", "digests", "ledger", "state"])
+def test_subkeys_are_hkdf(purpose) -> None:
+    for secret in (bytes(range(32)), bytes(range(1, 33))):
+        expected = hkdf(secret, b"corrnoise v1 " + purpose.encode())
+        assert Key.from_bytes(secret).subkey(purpose) == expected
 
 
 def z_by_hand(key: bytes, stream: int, step: int, index: int) -> tuple[int, float]:
@@ -34,7 +48,7 @@ def z_by_hand(key: bytes, stream: int, step: int, index: int) -> tuple[int, floa
 @pytest.mark.parametrize("index", [0, 31, 32, 255, 256, 511, 512, 70_001, 2**36 + 17, 2**62 + 300])
 @pytest.mark.parametrize("step", [0, 2**32 - 1])
 def test_definition(step, index) -> None:
-    word, z = z_by_hand(bytes(range(32)), 5, step, index)
+    word, z = z_by_hand(hkdf(bytes(range(32)), b"corrnoise v1 noise"), 5, step, index)
     assert int(STREAM.words(step, index, index + 1)[0]) == word
     assert STREAM.normals(step, index, index + 1, np.float64)[0] == pytest.approx(z, abs=1e-13)
     assert STREAM.normals(step, index, index + 1)[0] == pytest.approx(z, abs=2e-6)
@@ -112,7 +126,8 @@ def test_the_angle_covers_the_circle(angle, low) -> None:
 def test_keys_streams_steps_and_rounds_give_other_noise() -> None:
     base = STREAM.words(0, 0, 512)
     others = [
-        NoiseStream(Key.from_bytes(bytes(32)), 5).words(0, 0, 512),
+        NoiseStream(Key.from_bytes(bytes(range(1, 33))), 5).words(0, 0, 512),
+        NoiseStream(KEY, 5, purpose="batches").words(0, 0, 512),
         NoiseStream(KEY, 4).words(0, 0, 512),
         STREAM.words(1, 0, 512),
         NoiseStream(KEY, 5, rounds=12).words(0, 0, 512),

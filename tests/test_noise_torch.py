@@ -60,7 +60,6 @@ def test_the_state_goes_through_torch_save() -> None:
     buffer.seek(0)
     again = CorrelatedNoise(BLT, KEY)
     again.load_state_dict(torch.load(buffer, weights_only=True))
-    assert torch.equal(again.state_dict()["state"], noise.state_dict()["state"])
     first, second = torch.zeros(100), torch.zeros(100)
     noise.add_([first], 4, 1.0)
     again.add_([second], 4, 1.0)

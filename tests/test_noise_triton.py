@@ -233,8 +233,9 @@ grads = [torch.zeros(4096)]
 bisr = Filter.of(cn.mechanisms.bisr(workload, num_bands=16))
 bsr = Filter.of(cn.mechanisms.bsr(workload, num_bands=4))
 for word in (0, 1, 16, 0x80000000):  # Triton specializes on some values of an integer: not here
-    key = Key.from_bytes(int(word).to_bytes(4, "little") * 8)
-    backend = TritonBackend(NoiseStream(key, stream=word, rounds=8), "cpu")
+    stream = NoiseStream(Key.generate(), stream=word, rounds=8)
+    stream.secret = int(word).to_bytes(4, "little") * 8
+    backend = TritonBackend(stream, "cpu")
     backend._launch = compile
     for step in (15, 50):
         backend.add_weighted(grads, layout, step, bisr.weights(step), 1.0)

@@ -20,7 +20,7 @@ CIFAR = {
     "momentum": 0.9,
     "decay": 0.9999,
 }
-KEY = Key.from_bytes(bytes(32))
+KEY = Key.from_bytes(bytes(range(32)))
 
 
 @cache

@@ -147,7 +147,7 @@ def test_what_runs_is_priced_and_rounding_it_again_changes_nothing(run, epsilon,
     runs_as = mechanism.in_float32()
     assert runs_as.in_float32() == runs_as
     assert runs_as.in_float32().fingerprint == runs_as.fingerprint
-    assert CorrelatedNoise(mechanism, Key.from_bytes(bytes(32))).mechanism == runs_as
+    assert CorrelatedNoise(mechanism, Key.from_bytes(bytes(range(32)))).mechanism == runs_as
     bands = [(m.strategy_bands, m.noising_bands) for m in (mechanism, runs_as)]
     # An entry of a dense C may be 0 in float32.
     assert bands[0] == bands[1] or (mechanism.name == "dense" and bands[0] > bands[1])

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from training import KEY, dataset, loader, model, private, train, weights
 
 import corrnoise as cn
-from corrnoise.noise import CorrelatedNoise
+from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.torch import PrivacyEngine
 
 
@@ -97,7 +97,7 @@ def test_the_covariance_of_parameters_is_that_of_a_times_noising():
     nn.init.zeros_(net.weight)
     data = TensorDataset(torch.zeros(12, d), torch.zeros(12, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.8, weight_decay=0.3)
-    engine = PrivacyEngine(key=KEY)
+    engine = PrivacyEngine(key=Key.from_bytes(bytes(range(1, 33))))
     wrapped, optimizer, batches = engine.make_private(
         module=net,
         optimizer=optimizer,

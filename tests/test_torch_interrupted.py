@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from training import KEY, private, weights
 
 import corrnoise as cn
+from corrnoise.noise import Key
 from corrnoise.torch import PrivacyEngine
 
 MODES = ("hooks", "ghost")
@@ -229,7 +230,7 @@ def test_a_fork_cannot_continue_the_run():
 def test_a_stand_in_for_an_empty_batch_contributes_nothing():
     """With ``rand_on_empty`` a batch that lost its only example is as if it had none."""
     data = TensorDataset(torch.randn(6, 12), torch.tensor([0, 1] * 3))
-    engine = PrivacyEngine(key=KEY)
+    engine = PrivacyEngine(key=Key.from_bytes(bytes(range(1, 33))))
     seen = []
     net, optimizer, batches = private(
         engine,

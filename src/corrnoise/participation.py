@@ -29,7 +29,7 @@ class Participation:
     max_participations: int
 
     def __post_init__(self) -> None:
-        n = checks.integer("num_steps", self.num_steps, 1)
+        n = checks.steps("num_steps", self.num_steps)
         b = checks.integer("min_sep", self.min_sep, 1, n, "with one participation use min_sep=1")
         fits = -(-n // b)
         k = checks.integer(
@@ -61,5 +61,6 @@ class Participation:
 
     @staticmethod
     def from_dict(data: Mapping[str, int]) -> Participation:
-        """The inverse of ``to_dict``."""
-        return Participation(**data)
+        """The inverse of ``to_dict``; raises a ``ValueError`` that names what is wrong."""
+        names = ("num_steps", "min_sep", "max_participations")
+        return Participation(**checks.fields("participation", data, names))

@@ -82,10 +82,14 @@ class Workload:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Workload:
-        """The inverse of ``to_dict``."""
-        if "series" in data:
-            return Workload(data["num_steps"], Rational.from_dict(data["series"]))
-        return sgd(data["num_steps"], momentum=data["momentum"], decay=data["decay"])
+        """The inverse of ``to_dict``; raises a ``ValueError`` that names what is wrong."""
+        given = checks.fields("workload", data, ("num_steps",), ("series", "decay", "momentum"))
+        if "series" in given:
+            checks.fields("workload", given, ("num_steps", "series"))
+            num_steps = checks.steps("num_steps", given["num_steps"])
+            return Workload(num_steps, Rational.from_dict(given["series"]))
+        checks.fields("workload", given, ("num_steps", "decay", "momentum"))
+        return sgd(given["num_steps"], momentum=given["momentum"], decay=given["decay"])
 
     def __repr__(self) -> str:
         if self.decay is None or self.momentum is None:
@@ -115,7 +119,7 @@ def sgd(num_steps: int, *, momentum: float = 0.0, decay: float = 1.0) -> Workloa
     >>> sgd(4, momentum=0.5).coef
     array([1.   , 1.5  , 1.75 , 1.875])
     """
-    num_steps = checks.integer("num_steps", num_steps, 1)
+    num_steps = checks.steps("num_steps", num_steps)
     momentum = checks.fraction("momentum", momentum)
     decay = checks.fraction(
         "decay", decay, "decay is the factor that the weights keep in one step; 1 is no decay"

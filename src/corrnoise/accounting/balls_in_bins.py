@@ -76,6 +76,9 @@ class Estimate:
         failure_probability: η.
         samples: N, the number of draws.
         largest: W, which no draw exceeds.
+        direction: whether δ is that of removing or that of adding an example.
+        seed: the seed of the draws; ``None`` where it is not recorded.
+        attempt: which confirmation of a search it is, from 1; 0 for a δ that needed no search.
     """
 
     mean: float
@@ -83,6 +86,17 @@ class Estimate:
     failure_probability: float
     samples: int
     largest: float
+    direction: Direction = "remove"
+    seed: int | None = None
+    attempt: int = 0
+
+    @property
+    def whole_failure_probability(self) -> float:
+        """The failure probability of the certificate that this estimate is one part of.
+
+        Attempt i of a search has the part 2^-i of it, and each direction has half of that.
+        """
+        return self.failure_probability * 2.0 ** (self.attempt + 1)
 
     @property
     def upper(self) -> float:
@@ -124,7 +138,8 @@ def estimate(
             progress(done, samples)
     mean = total / samples
     variance = max(square - samples * mean * mean, 0.0) / (samples - 1)
-    return Estimate(mean, math.sqrt(variance / samples), failure_probability, samples, tilt.largest)
+    error = math.sqrt(variance / samples)
+    return Estimate(mean, error, failure_probability, samples, tilt.largest, direction)
 
 
 def add_bound(bins: Bins, sigma: float, epsilon: float) -> float:

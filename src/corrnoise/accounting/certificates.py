@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from corrnoise import _checks as checks
 from corrnoise import _progress
@@ -15,19 +17,38 @@ from corrnoise.accounting.bins import Bins
 # The margin that a search leaves for its confirmation, relative to noise or ε, and its tolerance.
 _ROOM = 2e-4
 _SEARCH_TOLERANCE = _ROOM / 4
-_MOST_ATTEMPTS = 30
+MOST_ATTEMPTS = 30
 # With these settings the error of ``estimate_noise`` is a fraction of a percent.
 _ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 2_000, 5e-4
+# The limits of the number of draws; with the largest one a certificate takes minutes.
+_LEAST_SAMPLES, _MOST_SAMPLES = 1_000, 100_000_000
+# The last part of the seed of each direction.
+_SEEDS: dict[Direction, int] = {"remove": 0, "add": 1}
+# The certificates that this process drew last, by everything that they depend on. A certificate is
+# a function of these alone, so verifying a plan of this process repeats no draws.
+_DRAWN: dict[tuple[object, ...], Estimate] = {}
+_MOST_DRAWN = 256
 
 
 @dataclass(frozen=True)
 class Draws:
-    """How many draws to take, from which seed, at which failure probability."""
+    """How many draws to take, from which seed, at which failure probability.
+
+    Attributes:
+        failure_probability: that of the whole certificate.
+        samples: the number of draws; ``None`` to choose it from the number of bins.
+        seed: their seed.
+        progress: called during a certificate.
+        attempt: the confirmation whose draws ``certified_delta`` takes.
+        enough: a δ below which ``certified_delta`` looks for no smaller one.
+    """
 
     failure_probability: float
     samples: int | None
     seed: int
     progress: Progress | None
+    attempt: int = 1
+    enough: float = 0.0
 
     @staticmethod
     def checked(
@@ -39,9 +60,23 @@ class Draws:
         """Validate the arguments and build the settings, or raise a ``ValueError``."""
         return Draws(
             checks.probability("failure_probability", failure_probability),
-            None if samples is None else checks.integer("samples", samples, 1_000),
+            None if samples is None else check_samples(samples),
             checks.integer("seed", seed, 0),
             _progress.resolve(progress),
+        )
+
+    @staticmethod
+    def repeating(recorded: Estimate, delta: float, progress: Progress | None) -> Draws:
+        """The draws of a certificate that was recorded, to repeat it at its noise, ε and δ."""
+        if recorded.seed is None:
+            raise ValueError("seed must be recorded to repeat the draws of a certificate, got none")
+        return Draws(
+            2.0 * recorded.failure_probability,
+            recorded.samples,
+            recorded.seed,
+            progress,
+            max(recorded.attempt, 1),
+            delta,
         )
 
 
@@ -116,8 +151,10 @@ class Search:
         """Whether the full number of draws would certify δ here, by an estimate from a few."""
         if self.bins.num_bins == 1:
             return False
-        found = self._estimates(
-            sigma, epsilon, self.few, self.draws.failure_probability / 4.0, (self.draws.seed, 0)
+        failure, seed = self.draws.failure_probability / 4.0, (self.draws.seed, 0)
+        found = (
+            self._estimate(sigma, epsilon, direction, self.few, failure, seed)
+            for direction in self._directions(sigma, epsilon)
         )
         return all(e.upper_with(self.samples) <= self.delta for e in found)
 
@@ -130,7 +167,7 @@ class Search:
         the unamplified Gaussian is private.
         """
         value = start
-        for attempt in range(1, _MOST_ATTEMPTS):
+        for attempt in range(1, MOST_ATTEMPTS):
             value *= 1.0 + attempt * _ROOM
             if value >= most:
                 break
@@ -144,49 +181,89 @@ class Search:
     ) -> tuple[float, Estimate | None]:
         """The δ(ε) that draws certify at this noise; ``most`` where they certify no less.
 
-        There is no search, so the two directions share the whole failure probability.
+        There is no search, so the two directions share the whole failure probability. Where
+        ``draws.enough`` is given, no smaller δ is looked for.
         """
         if self.bins.num_bins == 1:
             return most, None
-        half, seed = self.draws.failure_probability / 2.0, (self.draws.seed, 1)
-        found = self._estimates(sigma, epsilon, self.samples, half, seed, self.draws.progress)
-        largest = next(found)
+        if most <= self.draws.enough:
+            return self.draws.enough, None
+        half, attempt = self.draws.failure_probability / 2.0, self.draws.attempt
+        worst = self._drawn(sigma, epsilon, "remove", half, attempt)
+        least = max(worst.upper, self.draws.enough)
         bound = balls_in_bins.add_bound(self.bins, sigma, epsilon)
-        if bound > largest.upper:
-            largest = max(largest, *found, key=lambda estimate: estimate.upper)
-        return (largest.upper, largest) if largest.upper < most else (most, None)
+        if bound > least:
+            add = self._drawn(sigma, epsilon, "add", half, attempt)
+            if worst.upper < add.upper < bound:
+                worst = add
+            bound = min(bound, add.upper)
+        least = max(least, bound)
+        return (least, replace(worst, attempt=0)) if least < most else (most, None)
 
     def _certificate(self, sigma: float, epsilon: float, attempt: int) -> Estimate:
         """The estimate of the worse direction, from draws that are used for nothing else."""
         failure = self.draws.failure_probability / 2.0 ** (attempt + 1)
-        seed = (self.draws.seed, attempt)
-        found = self._estimates(sigma, epsilon, self.samples, failure, seed, self.draws.progress)
+        found = (
+            self._drawn(sigma, epsilon, direction, failure, attempt)
+            for direction in self._directions(sigma, epsilon)
+        )
         return max(found, key=lambda estimate: estimate.upper)
 
-    def _estimates(
+    def _directions(self, sigma: float, epsilon: float) -> list[Direction]:
+        """Removing and, unless ``add_bound`` is at most δ, adding."""
+        both = balls_in_bins.add_bound(self.bins, sigma, epsilon) > self.delta
+        return ["remove", "add"] if both else ["remove"]
+
+    def _drawn(
         self,
         sigma: float,
         epsilon: float,
+        direction: Direction,
+        failure_probability: float,
+        attempt: int,
+    ) -> Estimate:
+        """The estimate of one direction from the draws of an attempt, with what repeats them."""
+        seed = (self.draws.seed, attempt)
+        key = (self._digest, sigma, epsilon, direction, self.samples, *seed)
+        if key not in _DRAWN:
+            found = self._estimate(
+                sigma, epsilon, direction, self.samples, 1.0, seed, self.draws.progress
+            )
+            if len(_DRAWN) >= _MOST_DRAWN:
+                _DRAWN.clear()
+            _DRAWN[key] = replace(found, seed=self.draws.seed, attempt=attempt)
+        return replace(_DRAWN[key], failure_probability=failure_probability)
+
+    def _estimate(
+        self,
+        sigma: float,
+        epsilon: float,
+        direction: Direction,
         samples: int,
         failure_probability: float,
         seed: tuple[int, int],
         progress: Progress | None = None,
-    ) -> Iterator[Estimate]:
-        """Estimates of δ for removing and, unless ``add_bound`` is at most δ, for adding."""
-        directions: list[Direction] = ["remove"]
-        if balls_in_bins.add_bound(self.bins, sigma, epsilon) > self.delta:
-            directions.append("add")
-        for index, direction in enumerate(directions):
-            yield balls_in_bins.estimate(
-                self.bins,
-                sigma,
-                epsilon,
-                direction,
-                samples=samples,
-                failure_probability=failure_probability,
-                seed=(*seed, index),
-                progress=progress,
-            )
+    ) -> Estimate:
+        return balls_in_bins.estimate(
+            self.bins,
+            sigma,
+            epsilon,
+            direction,
+            samples=samples,
+            failure_probability=failure_probability,
+            seed=(*seed, _SEEDS[direction]),
+            progress=progress,
+        )
+
+    @cached_property
+    def _digest(self) -> bytes:
+        return hashlib.sha256(self.bins.gram.tobytes()).digest()
+
+
+def check_samples(samples: object) -> int:
+    """Return ``samples`` as a number of draws, or raise."""
+    found = checks.integer("samples", samples, _LEAST_SAMPLES)
+    return checks.integer("samples", found, _LEAST_SAMPLES, _MOST_SAMPLES)
 
 
 def bisect(private: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:

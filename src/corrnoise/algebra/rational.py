@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,9 @@ from corrnoise import _checks as checks
 from corrnoise.algebra import toeplitz
 
 Array = npt.NDArray[np.float64]
+
+# The most factors of N or D that are read from JSON: each of them is a filter over all steps.
+_MOST_FACTORS = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +96,14 @@ class Rational:
         }
 
     @staticmethod
-    def from_dict(data: Mapping[str, list[list[float]]]) -> Rational:
-        """The inverse of ``to_dict``."""
-        return Rational.of(data["numerator"], data["denominator"])
+    def from_dict(data: Mapping[str, Sequence[Any]]) -> Rational:
+        """The inverse of ``to_dict``; raises a ``ValueError`` that names what is wrong."""
+        given = checks.fields("a series", data, ("numerator", "denominator"))
+        for name in given:
+            factors = checks.listed(name, given[name])
+            checks.integer(f"the number of factors of {name}", len(factors), 0, _MOST_FACTORS)
+            given[name] = [checks.vector(name, factor) for factor in factors]
+        return Rational.of(given["numerator"], given["denominator"])
 
     def __mul__(self, other: Rational) -> Rational:
         return Rational(self.numerator + other.numerator, self.denominator + other.denominator)

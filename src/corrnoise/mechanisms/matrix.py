@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from corrnoise import _checks as checks
 from corrnoise import sensitivity as _sensitivity
 from corrnoise.accounting.bins import Bins, matrix_bins
 from corrnoise.algebra import sections, toeplitz
@@ -152,11 +153,21 @@ class DenseMechanism(Mechanism, kind="dense"):
     def from_fields(
         cls, name: str, workload: Workload, fields: Mapping[str, Any]
     ) -> DenseMechanism:
-        """The inverse of ``fields``."""
-        strategy = _read_only(np.array(fields["strategy"], dtype=np.float64))
-        return DenseMechanism(
-            name, workload, strategy, Optimization.from_dict(fields["optimization"])
-        )
+        """The inverse of ``fields``; raises a ``ValueError`` that names what is wrong."""
+        given = checks.fields("mechanism", fields, ("strategy", "optimization"))
+        rows = [
+            checks.vector("strategy", row) for row in checks.listed("strategy", given["strategy"])
+        ]
+        n = workload.num_steps
+        if len(rows) != n or any(row.size != n for row in rows):
+            raise ValueError(f"strategy must be a matrix of num_steps={n} rows and columns")
+        strategy = np.stack(rows)
+        if np.any(np.triu(strategy, 1)) or not np.all(np.diag(strategy) > 0.0):
+            raise ValueError(
+                "strategy must be lower-triangular, with a positive diagonal, got one that is not"
+            )
+        optimization = Optimization.from_dict(given["optimization"])
+        return DenseMechanism(name, workload, _read_only(strategy), optimization)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DenseMechanism) and (

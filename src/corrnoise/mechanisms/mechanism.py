@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from corrnoise import _checks as checks
 from corrnoise.accounting.bins import Bins
 from corrnoise.algebra.rational import Rational
 from corrnoise.mechanisms import errors
@@ -22,6 +24,11 @@ from corrnoise.sensitivity import Sensitivity
 from corrnoise.workloads import Workload
 
 Array = npt.NDArray[np.float64]
+
+# A name that is read from JSON; it may become the name of a folder.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+# The largest entry of C⁻¹ that is read from JSON: the noise runs in float32.
+_LARGEST = 1e30
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,20 @@ class Optimization:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Optimization:
-        """The inverse of ``dataclasses.asdict``."""
-        fields: dict[str, Any] = dict(data)
-        fields["participation"] = Participation.from_dict(fields["participation"])
-        return Optimization(**fields)
+        """The inverse of ``dataclasses.asdict``; raises a ``ValueError`` that names what is wrong.
+
+        The record describes; no guarantee rests on it.
+        """
+        names = Optimization.__dataclass_fields__
+        given = checks.fields("optimization", data, names)
+        return Optimization(
+            converged=checks.truth("converged", given["converged"]),
+            message=checks.text("message", given["message"]),
+            evaluations=checks.integer("evaluations", given["evaluations"], 0),
+            start=checks.number("start", given["start"], 0.0),
+            final=checks.number("final", given["final"], 0.0),
+            participation=Participation.from_dict(given["participation"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -230,15 +247,38 @@ class Mechanism(ABC):
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Mechanism:
-        """The inverse of ``to_dict``, for every kind of mechanism."""
-        fields: dict[str, Any] = dict(data)
-        kind = fields.pop("kind", None)
-        if kind not in Mechanism._kinds:
+        """The inverse of ``to_dict``, for every kind of mechanism.
+
+        Raises:
+            ValueError: a field is missing, unknown or wrong, or C, C⁻¹ or B = AC⁻¹ is beyond the
+                range of floats.
+        """
+        common = ("kind", "name", "workload")
+        fields = checks.fields("mechanism", data, common, data)
+        kind, name, workload = (fields.pop(each) for each in common)
+        kind = checks.choice("kind of a mechanism", kind, tuple(Mechanism._kinds))
+        if not _NAME.fullmatch(checks.text("name of a mechanism", name)):
             raise ValueError(
-                f"kind of a mechanism must be one of {', '.join(Mechanism._kinds)}, got {kind!r}"
+                "name of a mechanism must be letters, digits, - and _, got " + checks.quoted(name)
             )
-        name, workload = str(fields.pop("name")), Workload.from_dict(fields.pop("workload"))
-        return Mechanism._kinds[kind].from_fields(name, workload, fields)
+        found = Mechanism._kinds[kind].from_fields(name, Workload.from_dict(workload), fields)
+        found.check_range()
+        return found
+
+    def check_range(self) -> None:
+        """Raise a ``ValueError`` unless the noise can be run and its error computed in floats."""
+        with np.errstate(all="ignore"):
+            try:
+                largest = self.largest_noising_entry
+                norms = (self.column_norm, self.in_float32().column_norm)
+                sizes = (largest, *norms, self.decoder_rms)
+            except ArithmeticError as problem:
+                raise ValueError(str(problem)) from None
+        if not all(0.0 < size < math.inf for size in sizes) or largest > _LARGEST:
+            raise ValueError(
+                f"mechanism must have coefficients within the range of floats, got {self!r} whose "
+                f"C⁻¹ has entries of {largest:g}"
+            )
 
     def to_json(self) -> str:
         """``to_dict`` as JSON."""
@@ -247,7 +287,7 @@ class Mechanism(ABC):
     @staticmethod
     def from_json(text: str) -> Mechanism:
         """The inverse of ``to_json``."""
-        return Mechanism.from_dict(json.loads(text))
+        return Mechanism.from_dict(checks.parsed("mechanism", text))
 
 
 def optimization_fields(found: Optimization | None) -> dict[str, Any] | None:

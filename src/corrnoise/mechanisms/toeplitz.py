@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from corrnoise import _checks as checks
 from corrnoise import sensitivity as _sensitivity
 from corrnoise.accounting.bins import Bins, toeplitz_bins
 from corrnoise.algebra import sections, toeplitz
@@ -159,13 +160,14 @@ class ToeplitzMechanism(Mechanism, kind="toeplitz"):
     def from_fields(
         cls, name: str, workload: Workload, fields: Mapping[str, Any]
     ) -> ToeplitzMechanism:
-        """The inverse of ``fields``."""
-        found = fields["optimization"]
+        """The inverse of ``fields``; raises a ``ValueError`` that names what is wrong."""
+        given = checks.fields("mechanism", fields, ("noising", "optimization"))
+        found = given["optimization"]
         return ToeplitzMechanism(
             name,
             workload,
-            Rational.from_dict(fields["noising"]),
-            Optimization.from_dict(found) if found else None,
+            Rational.from_dict(given["noising"]),
+            None if found is None else Optimization.from_dict(found),
         )
 
     @property

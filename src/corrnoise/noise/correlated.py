@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from corrnoise import _checks as checks
 from corrnoise.mechanisms import Mechanism
+from corrnoise.noise import sealing
 from corrnoise.noise import state as _state
-from corrnoise.noise.backends.cpu import CpuBackend, Layout
+from corrnoise.noise.backends.cpu import CpuBackend, Layout, as_array
 from corrnoise.noise.backends.targets import Targets, check_scale, check_targets
 from corrnoise.noise.filtering import scheme as _scheme
 from corrnoise.noise.filtering.filters import Filter
@@ -50,7 +51,7 @@ class CorrelatedNoise:
 
     >>> import corrnoise as cn
     >>> mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4)
-    >>> noise = CorrelatedNoise(mechanism, Key.from_bytes(bytes(32)))
+    >>> noise = CorrelatedNoise(mechanism, Key.from_bytes(bytes(range(32))))
     >>> noise.scheme.kind, noise.scheme.draws_per_step, noise.scheme.bytes_per_parameter
     ('regenerate', 4.0, 0)
     >>> grads = [np.zeros((2, 3), np.float32), np.zeros(5, np.float32)]
@@ -165,26 +166,30 @@ class CorrelatedNoise:
         self._forget(self._check_step(step))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the key: plain values, and a copy of a recursion's state.
+        """What a checkpoint needs besides the key: plain values, and a recursion's state.
 
-        It holds the fingerprint of the key, never the key. ``state`` is a torch tensor for torch
-        gradients, else an array; ``None`` where nothing has to be kept.
+        It holds the fingerprint of the key, never the key. The state of a recursion is made of past
+        noise and is encrypted under the key (``noise.sealing``): without the key it tells nothing.
+        ``state`` is a torch tensor for torch gradients, else an array; ``None`` where nothing has
+        to be kept.
         """
         if self.scheme.kind != "recursion":
             return {**self._identity(), "next_step": None, "layout": [], "state": None}
         if self._ready is None:
             raise ValueError(_INTERRUPTED)
-        vectors = None if self._replay else self._vectors
-        if vectors is not None and self._device != "numpy":
-            from corrnoise.noise.backends import torch_targets
-
-            vectors = torch_targets.state_tensor(vectors)
-        return {
+        header = {
             **self._identity(),
             "next_step": self._ready,
             "layout": [list(place) for place in self._layout or ()],
-            "state": vectors.copy() if isinstance(vectors, np.ndarray) else vectors,
         }
+        if self._replay or self._vectors is None:
+            return {**header, "state": None}
+        sealed = sealing.seal(as_array(self._vectors), self.key.subkey("state"), header)
+        if self._device != "numpy":
+            from corrnoise.noise.backends import torch_targets
+
+            return {**header, "state": torch_targets.byte_tensor(sealed)}
+        return {**header, "state": sealed}
 
     def load_state_dict(self, data: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken.
@@ -195,7 +200,7 @@ class CorrelatedNoise:
         _state.check_identity(data, self._identity())
         if self.scheme.kind != "recursion":
             return
-        found = _state.restore(data, self.scheme, self.num_steps)
+        found = _state.restore(data, self.scheme, self.num_steps, self.key)
         self._forget(found.step)
         if found.vectors is not None:
             self._layout, self._vectors, self._replay = found.layout, found.vectors, False

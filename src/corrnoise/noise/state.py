@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from corrnoise import _checks as checks
 from corrnoise._formats import FORMATS
-from corrnoise.noise.backends.cpu import Layout, as_array
+from corrnoise.noise import sealing
+from corrnoise.noise.backends.cpu import Layout
 from corrnoise.noise.filtering.filters import Filter
 from corrnoise.noise.filtering.scheme import Scheme
+from corrnoise.noise.generator.key import Key
 from corrnoise.noise.generator.normals import Normals
 from corrnoise.noise.generator.stream import NoiseStream
 
@@ -46,17 +50,14 @@ def check_identity(data: Mapping[str, Any], expected: Mapping[str, Any]) -> None
             )
 
 
-def restore(data: Mapping[str, Any], scheme: Scheme, num_steps: int) -> Restored:
-    """Check a recursion's state and copy it."""
+def restore(data: Mapping[str, Any], scheme: Scheme, num_steps: int, key: Key) -> Restored:
+    """Check a recursion's state and decrypt it."""
     step = checks.integer("next_step", data["next_step"], 0, num_steps)
     layout = tuple((int(offset), int(size)) for offset, size in data["layout"])
-    vectors = data["state"]
-    if vectors is None:
+    sealed = data["state"]
+    if sealed is None:
         return Restored(step, layout, None)
     shape = (scheme.num_vectors, sum(size for _, size in layout))
-    if tuple(vectors.shape) != shape:
-        raise ValueError(
-            f"state must have shape {shape}, got {tuple(vectors.shape)}; it is damaged: "
-            "load another checkpoint"
-        )
-    return Restored(step, layout, as_array(vectors))
+    header = {name: value for name, value in data.items() if name != "state"}
+    vectors = sealing.unseal(np.asarray(sealed), key.subkey("state"), header, shape)
+    return Restored(step, layout, vectors)

@@ -6,10 +6,11 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from corrnoise import _checks as checks
 from corrnoise import _formats, _tables
+from corrnoise._progress import Progress
 from corrnoise._rounding import rounded_down, rounded_up
 from corrnoise.mechanisms import Mechanism
 from corrnoise.noise import Key, Scheme
@@ -18,6 +19,11 @@ from corrnoise.noise.filtering.scheme import choose
 from corrnoise.noise.generator.stream import check_rounds
 from corrnoise.participation import Participation
 from corrnoise.samplings import Batches, Calibration, Sampling
+
+_KINDS = ("exact", "bound", "certified", "estimate")
+_SCHEMES = ("regenerate", "lookahead", "ring", "recursion")
+# The fields of the JSON that follow from the others.
+_READERS_ONLY = ("error", "efficiency", "scheme")
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,19 @@ class Alternative:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Alternative:
-        """The inverse of ``dataclasses.asdict``."""
-        given: dict[str, Any] = dict(data)
-        if given["scheme"]:
-            given["scheme"] = Scheme(**given["scheme"])
+        """The inverse of ``dataclasses.asdict``; a ``ValueError`` names what is wrong."""
+        given = checks.fields("alternative", data, (f.name for f in fields(Alternative)))
+        for name in ("label", "name", "reason"):
+            checks.text(f"{name} of an alternative", given[name])
+        if given["num_bands"] is not None:
+            checks.integer("num_bands", given["num_bands"], 1)
+        for name in ("noise_multiplier", "error", "step_cost"):
+            if given[name] is not None:
+                checks.number(f"{name} of an alternative", given[name], 0.0)
+        if given["kind"] is not None:
+            checks.choice("kind of an alternative", given["kind"], _KINDS)
+        if given["scheme"] is not None:
+            given["scheme"] = _scheme(given["scheme"])
         return Alternative(**given)
 
 
@@ -91,6 +106,8 @@ class Plan:
         checks.integer("batch_size", self.batch_size, 1, self.num_examples, "at most num_examples")
         if self.num_parameters is not None:
             checks.integer("num_parameters", self.num_parameters, 1)
+        if self.lower_bound is not None:
+            checks.number("lower_bound", self.lower_bound, 0.0)
         if self.choice is not None:
             checks.integer("choice", self.choice, 0, len(self.alternatives) - 1)
         checks.number("memory", self.memory, 0.0)
@@ -187,12 +204,47 @@ class Plan:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Plan:
-        """The inverse of ``to_dict``."""
-        data = _formats.opened("plan", data)
-        given = {f.name: data[f.name] for f in fields(Plan)}
-        given["calibration"] = Calibration.from_dict(data["calibration"])
-        given["alternatives"] = tuple(map(Alternative.from_dict, data["alternatives"]))
-        return Plan(**given)
+        """The inverse of ``to_dict``.
+
+        Every field is validated; those that are for readers only are not read. That the noise
+        gives the stated ε is not computed here: ``verified`` does, and an engine calls it.
+
+        Raises:
+            ValueError: a field is missing, unknown or wrong; the message names it.
+        """
+        names = [f.name for f in fields(Plan)]
+        given = checks.fields("plan", _formats.opened("plan", data), names, _READERS_ONLY)
+        given["calibration"] = Calibration.from_dict(given["calibration"])
+        considered = checks.listed("alternatives", given["alternatives"])
+        given["alternatives"] = tuple(map(Alternative.from_dict, considered))
+        return Plan(**{name: given[name] for name in names})
+
+    def verified(self, progress: Progress | bool | None = None) -> Plan:
+        """This plan, if its noise gives the ε that it states, with everything computed again.
+
+        Every sampling prices its own plans. Exact prices and bounds take milliseconds. A
+        certificate is repeated with the draws that the plan records, which takes as long as one
+        certificate; a plan of this process was certified with these draws and needs no others.
+
+        Args:
+            progress: True for a bar on the terminal, or a function of (done, total).
+
+        Raises:
+            ValueError: the plan guarantees less than it states; the message says what and where.
+
+        >>> import corrnoise as cn
+        >>> text = cn.plan(num_examples=100, batch_size=10, epochs=2, epsilon=4, delta=1e-6,
+        ...                sampling="fixed", mechanisms=["dp_sgd"]).to_json()
+        >>> cn.Plan.from_json(text).verified().epsilon
+        4.0
+        >>> cn.Plan.from_json(text.replace('"epsilon": 4.0', '"epsilon": 0.5')).verified()
+        Traceback (most recent call last):
+        ValueError: epsilon must be what noise_multiplier=1.8... gives at delta=1e-06, ...
+        """
+        from corrnoise.planning.verification import verify
+
+        verify(self, progress)
+        return self
 
     def to_json(self) -> str:
         """``to_dict`` as JSON."""
@@ -201,7 +253,7 @@ class Plan:
     @staticmethod
     def from_json(text: str) -> Plan:
         """The inverse of ``to_json``: an equal plan, to the last bit."""
-        return Plan.from_dict(json.loads(text))
+        return Plan.from_dict(checks.parsed("plan", text))
 
     def __repr__(self) -> str:
         return (
@@ -254,3 +306,14 @@ class Plan:
             for a in self.alternatives
         ]
         return _tables.text(columns, rows, left=(0, 3, 5))
+
+
+def _scheme(data: object) -> Scheme:
+    """A scheme from JSON, field by field."""
+    given = checks.fields("scheme", data, (f.name for f in fields(Scheme)))
+    return Scheme(
+        kind=cast(Any, checks.choice("kind of a scheme", given["kind"], _SCHEMES)),
+        num_vectors=checks.integer("num_vectors", given["num_vectors"], 0),
+        draws_per_step=checks.number("draws_per_step", given["draws_per_step"], 0.0),
+        lookahead=checks.integer("lookahead", given["lookahead"], 1),
+    )

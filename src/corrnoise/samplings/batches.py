@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from corrnoise import _checks as checks
 from corrnoise.noise import Key
-from corrnoise.noise.generator.stream import LARGEST_WORD, NoiseStream
+from corrnoise.noise.generator.stream import NoiseStream
 from corrnoise.participation import Participation
 
 Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-# Stream ids that the noise does not use: it counts from 0.
-_EACH_STEP, _ONCE = LARGEST_WORD, LARGEST_WORD - 1
+# The streams of the subkey for batches.
+_ONCE, _EACH_STEP = 0, 1
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Batches:
     >>> import corrnoise as cn
     >>> part = cn.Participation(num_steps=6, min_sep=3, max_participations=2)
     >>> m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(6))
-    >>> batches = cn.samplings.get("fixed").batches(10, part, m, Key.from_bytes(bytes(32)))
+    >>> batches = cn.samplings.get("fixed").batches(10, part, m, Key.from_bytes(bytes(range(32))))
     >>> [batches.indices(step).tolist() for step in (0, 2, 3)]
     [[0, 1, 2, 3], [7, 8, 9], [0, 1, 2, 3]]
     """
@@ -59,6 +59,6 @@ class Batches:
 
 def random_words(key: Key, num_examples: int, step: int | None = None) -> Words:
     """64 random bits for each example: drawn once for the run, or for a step."""
-    stream = NoiseStream(key, _ONCE if step is None else _EACH_STEP)
+    stream = NoiseStream(key, _ONCE if step is None else _EACH_STEP, purpose="batches")
     words = stream.words(step or 0, 0, 2 * num_examples)
     return words.reshape(-1, 2).view(np.uint64)[:, 0]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from corrnoise import _checks as checks
 from corrnoise._progress import Progress
 from corrnoise._rounding import rounded_up
-from corrnoise.accounting import Draws, Estimate, gaussian
+from corrnoise.accounting import Draws, Estimate, certificates, gaussian
 from corrnoise.mechanisms import Mechanism
 from corrnoise.participation import Participation
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # The failure probability of a certificate for the first steps of a run that itself needs none.
 _FAILURE_PROBABILITY = 1e-9
+_KINDS = ("exact", "bound", "certified")
+_STEPS = ("num_steps", "min_sep", "max_participations")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,28 @@ class Calibration:
     estimate: Estimate | None = None
     unit: str = field(default="example", init=False)
     neighbours: str = field(default="add or remove one example", init=False)
+
+    def __post_init__(self) -> None:
+        self.participation.check_steps(self.mechanism.num_steps, "mechanism")
+        checks.number("noise_multiplier", self.noise_multiplier, 0.0, open_low=True)
+        checks.number("epsilon", self.epsilon, 0.0)
+        if self.delta != 1.0:  # which an account may find, and which guarantees nothing
+            checks.probability("delta", self.delta)
+        checks.choice("kind", self.kind, _KINDS)
+        if self.epsilon_without_sampling is not None:
+            checks.number("epsilon_without_sampling", self.epsilon_without_sampling, 0.0)
+        if self.kind == "certified":
+            checks.probability("failure_probability", self.failure_probability)
+        elif self.failure_probability != 0.0:
+            raise ValueError(
+                f"failure_probability must be 0 unless kind is 'certified', got "
+                f"{checks.quoted(self.failure_probability)} with kind={self.kind!r}"
+            )
+        if (self.estimate is not None) != (self.kind == "certified"):
+            raise ValueError(
+                f"estimate must be given if and only if kind is 'certified', got kind="
+                f"{self.kind!r} {'with' if self.estimate else 'without'} an estimate"
+            )
 
     @property
     def exact(self) -> bool:
@@ -149,17 +173,30 @@ class Calibration:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Calibration:
-        """The inverse of ``to_dict``."""
-        from corrnoise.samplings.sampling import get
+        """The inverse of ``to_dict``.
 
-        given: dict[str, Any] = dict(data)
-        del given["unit"], given["neighbours"]
-        steps = ("num_steps", "min_sep", "max_participations")
-        given["participation"] = Participation(*(given.pop(name) for name in steps))
-        given["mechanism"] = Mechanism.from_dict(data["mechanism"])
-        given["sampling"] = get(data["sampling"])
-        given["estimate"] = Estimate(**data["estimate"]) if data["estimate"] else None
-        return Calibration(**{f.name: given[f.name] for f in fields(Calibration) if f.init})
+        Every field is validated, and the sampling must have a valid analysis for the mechanism.
+        Whether the noise gives this ε at this δ is not computed here: ``Plan.verified`` does.
+
+        Raises:
+            ValueError: a field is missing, unknown or wrong; the message names it.
+        """
+        from corrnoise.samplings.sampling import require
+
+        own = [f.name for f in fields(Calibration) if f.name != "participation"]
+        given = checks.fields("calibration", data, (*own, *_STEPS))
+        for name in ("unit", "neighbours"):
+            expected = Calibration.__dataclass_fields__[name].default
+            if given.pop(name) != expected:
+                raise ValueError(f"{name} must be {expected!r}, got {checks.quoted(data[name])}")
+        given["participation"] = Participation(*(given.pop(name) for name in _STEPS))
+        given["mechanism"] = Mechanism.from_dict(given["mechanism"])
+        given["sampling"] = _sampling(given["sampling"])
+        if given["estimate"] is not None:
+            given["estimate"] = _estimate(given["estimate"])
+        found = Calibration(**given)
+        require(found.sampling, found.mechanism, found.participation)
+        return found
 
     def to_json(self) -> str:
         """``to_dict`` as JSON."""
@@ -171,3 +208,43 @@ class Calibration:
             f"epsilon={rounded_up(self.epsilon)}, delta={rounded_up(self.delta, 3)}, "
             f"sampling={self.sampling.name!r}, {self.assurance})"
         )
+
+
+def _estimate(data: object) -> Estimate:
+    """An estimate from JSON, field by field."""
+    given = checks.fields("estimate", data, (f.name for f in fields(Estimate)))
+    seed = given["seed"]
+    return Estimate(
+        mean=checks.number("mean", given["mean"], 0.0),
+        standard_error=checks.number("standard_error", given["standard_error"], 0.0),
+        failure_probability=checks.probability(
+            "failure_probability of the estimate", given["failure_probability"]
+        ),
+        samples=certificates.check_samples(given["samples"]),
+        largest=checks.number("largest", given["largest"], 0.0),
+        direction=cast(
+            Literal["remove", "add"],
+            checks.choice("direction", given["direction"], ("remove", "add")),
+        ),
+        seed=None if seed is None else checks.integer("seed", seed, 0),
+        attempt=checks.integer("attempt", given["attempt"], 0, certificates.MOST_ATTEMPTS),
+    )
+
+
+def _sampling(data: object) -> Sampling:
+    """A sampling from JSON; its parameters must be of the types that they have by default."""
+    from corrnoise.samplings.sampling import get
+
+    if not isinstance(data, Mapping):
+        return get(checks.text("sampling", data))
+    given = cast(Mapping[str, Any], data)
+    default = get({"name": given.get("name")})
+    usual = asdict(default)
+    checks.fields("sampling", given, ("name", *usual))
+    for name, value in usual.items():
+        if type(given[name]) is not type(value):
+            raise ValueError(
+                f"{name} of sampling={default.name!r} must be like {value!r}, got "
+                f"{checks.quoted(given[name])}"
+            )
+    return get(given)

@@ -16,6 +16,55 @@ from corrnoise.noise.generator.key import Key
 _PROBES = 64
 
 
+# Elements in a row of the hash, and rows that are hashed at a time.
+_ROW, _ROWS = 1 << 14, 1 << 10
+
+
+class PositionHash:
+    """A keyed hash of a tensor's bits that depends on their places, at the speed of a few passes.
+
+    Element (r, c) of the tensor, cut into rows of 2^14, counts a_c·b_r times its bits, with secret
+    odd numbers a_c mod 2^32 and b_r mod 2^64: two given tensors have the same hash with probability
+    of about 2^-31 over the key. The result is a 64-bit number on the tensor's device; it is to be
+    digested with a key before anyone sees it.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        words = np.frombuffer(_expanded(key, 4 * _ROW), "<i4") | 1
+        self._columns = torch.from_numpy(words.astype(np.int32))
+        self._multiplier = int.from_bytes(_expanded(key + b"rows", 8), "little", signed=True) | 1
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The hash of the elements in their order, whatever the shape."""
+        kind = torch.int32 if tensor.element_size() == 4 else torch.int16
+        bits = tensor.detach().contiguous().view(kind).view(-1)
+        if self._columns.device != bits.device:
+            self._columns = self._columns.to(bits.device)
+        total = torch.zeros((), dtype=torch.int64, device=bits.device)
+        for start in range(0, bits.numel(), _ROW * _ROWS):
+            piece = bits[start : start + _ROW * _ROWS]
+            whole = piece.numel() // _ROW
+            rows = [(piece[: whole * _ROW].view(whole, _ROW) * self._columns).sum(dim=1)]
+            rest = piece[whole * _ROW :]
+            if rest.numel():
+                rows.append((rest * self._columns[: rest.numel()]).sum().view(1))
+            sums = torch.cat(rows)
+            numbers = torch.arange(sums.numel(), device=bits.device) + start // _ROW
+            total += (sums * _mixed(numbers, self._multiplier)).sum()
+        return total
+
+
+def _mixed(numbers: torch.Tensor, multiplier: int) -> torch.Tensor:
+    """Odd pseudo-random 64-bit factors for row numbers."""
+    mixed = (numbers + 1) * multiplier
+    mixed = (mixed ^ (mixed >> 29)) * multiplier
+    return (mixed ^ (mixed >> 32)) | 1
+
+
+def _expanded(key: bytes, size: int) -> bytes:
+    return hashlib.shake_256(key).digest(size)
+
+
 def data_digest(dataset: Any, key: Key) -> str:
     """A digest of the size of a dataset and of 64 of its examples, spread over it.
 
@@ -29,17 +78,18 @@ def data_digest(dataset: Any, key: Key) -> str:
         first = hashlib.sha256(b"".join(_bytes(dataset[index]))).digest()
         again = hashlib.sha256(b"".join(_bytes(dataset[index]))).digest()
         text.update(first if first == again else b"random")
-    return _keyed(key, b"data", text.digest())
+    return keyed(key, b"data", text.digest())
 
 
 def parameter_digest(params: Sequence[nn.Parameter], key: Key) -> str:
     """A digest of the shapes and kinds of an optimizer's parameters, in order."""
     shapes = [(tuple(param.shape), str(param.dtype)) for param in params]
-    return _keyed(key, b"parameters", repr(shapes).encode())
+    return keyed(key, b"parameters", repr(shapes).encode())
 
 
-def _keyed(key: Key, what: bytes, text: bytes) -> str:
-    return hmac.new(key.reveal(), what + text, hashlib.sha256).hexdigest()[:16]
+def keyed(key: Key, what: bytes, text: bytes) -> str:
+    """16 hex digits that nobody without the key can compute or compare."""
+    return hmac.new(key.subkey("digests"), what + text, hashlib.sha256).hexdigest()[:16]
 
 
 def _bytes(value: Any) -> Iterable[bytes]:

@@ -231,7 +231,7 @@ def collate(loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) 
         collate_fn=loader.collate_fn,
         batch_first=batch_first,
         rand_on_empty=rand_on_empty,
-        sample_empty_shapes=[(0, *shape_safe(part)) for part in parts] or None,
+        sample_empty_shapes=[(int(rand_on_empty), *shape_safe(part)) for part in parts] or None,
         dtypes=[_dtype(part) for part in parts] or None,
     )
 

@@ -7,8 +7,6 @@ Opacus's own.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -19,6 +17,7 @@ from torch import nn
 from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.records import Ledger
 from corrnoise.torch import opacus
+from corrnoise.torch.fingerprint import PositionHash, keyed
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import Placement, local
 
@@ -71,6 +70,7 @@ class PrivateStep:
         sampler.restart = self.tally.drop
         self._process, self._stand_in = os.getpid(), stand_in
         self._on_first = on_first
+        self._hash = PositionHash(key.subkey("positions"))
         self._wrapped, self._optimizer = wrapped, wrapped.optimizer
         self._noise = noise
         self._stock_noise: Callable[[], None] = self._optimizer.add_noise
@@ -157,7 +157,7 @@ class PrivateStep:
         The gradients have no noise yet, so that nobody without the key may compare anything.
         """
         parts = [local(grad) for grad in grads]
-        bits = torch.stack([_bits(part) for part in parts])
+        bits = torch.stack([self._hash(part) for part in parts])
         norms = torch.stack([torch.linalg.vector_norm(part.detach()).double() for part in parts])
         values = norms.tolist()
         if not all(math.isfinite(value) for value in values):
@@ -169,7 +169,7 @@ class PrivateStep:
             )
         self._check_norm(step, values)
         text = repr((step, values, bits.tolist())).encode()
-        return hmac.new(self._key.reveal(), b"gradient" + text, hashlib.sha256).hexdigest()[:16]
+        return keyed(self._key, b"gradient", text)
 
     def _check_norm(self, step: int, norms: Sequence[float]) -> None:
         """Raise if the sum is longer than clipped gradients can make it, rounding aside."""
@@ -183,8 +183,3 @@ class PrivateStep:
                 f"{norm:g} at step {step}; gradients were not clipped: nothing was released. Use "
                 "the model, criterion and optimizer that make_private returned"
             )
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    kind = torch.int32 if tensor.element_size() == 4 else torch.int16
-    return tensor.detach().contiguous().view(kind).sum(dtype=torch.int64)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from corrnoise.noise.backends.cpu import ArrayTarget
@@ -62,8 +63,6 @@ def check(grads: Sequence[torch.Tensor]) -> tuple[str, list[Any]]:
     ]
 
 
-def state_tensor(vectors: Any) -> torch.Tensor:
-    """A copy of state vectors as a tensor in main memory, for ``torch.save``."""
-    if isinstance(vectors, torch.Tensor):
-        return vectors.detach().cpu().clone()
-    return torch.from_numpy(np.array(vectors, dtype=np.float32))
+def byte_tensor(data: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """Bytes as a tensor, which ``torch.save`` writes and ``torch.load`` reads safely."""
+    return torch.from_numpy(data)

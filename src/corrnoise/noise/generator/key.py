@@ -50,6 +50,8 @@ class Key:
             raise ValueError(
                 f"secret must have {KEY_BYTES} bytes, got {len(secret)}; use Key.generate()"
             )
+        if not any(secret):
+            raise ValueError("secret must be random, got zeros alone; use Key.generate()")
         self.__secret = bytes(secret)
 
     @staticmethod

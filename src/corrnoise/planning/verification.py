@@ -1,0 +1,170 @@
+"""Whether a plan guarantees what it states: its price is computed again from its noise.
+
+A plan that was read from a file is a claim. ``verify`` computes δ(ε) from mechanism, participation,
+sampling and noise multiplier, and refuses a plan that states less:
+
+* *Exact prices and bounds* are computed again by the sampling, with no random draws.
+* *Certificates* are repeated: the plan records the seed, the number of draws and the part of the
+  failure probability that its certificate had. The same draws give the same upper bound of δ up to
+  rounding (1e-9; 1e-14 between processors), and it must be at most δ.
+
+What a record cannot show is how often its author tried: someone who tries m seeds and keeps the
+best one has a failure probability m times as large as the certificate's.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+
+import numpy as np
+
+from corrnoise import _progress
+from corrnoise._progress import Progress
+from corrnoise.accounting import Draws, Estimate, gaussian
+from corrnoise.planning.plans import Plan
+from corrnoise.samplings import Calibration, require
+
+# The relative difference that rounding may make between two computations of the same number.
+_ROUNDING = 1e-9
+# The relative excess of δ beyond which ε is a bound, and not the exact cost.
+_EXACT = 1e-6
+# From the weakest to the strongest.
+_KINDS = ("certified", "bound", "exact")
+_AGAIN = "make a new plan with corrnoise.plan, or price this noise with corrnoise.account"
+# The settings of an account of a plan that records no draws: nothing that they certify counts.
+_UNRECORDED = (1e-9, 1_000, 0)
+# The plans that were verified here, by identity: none of them is verified twice.
+_VERIFIED: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
+
+
+def verify(plan: Plan, progress: Progress | bool | None = None) -> None:
+    """Raise unless the plan guarantees what it states; see ``Plan.verified``."""
+    if _VERIFIED.get(id(plan)) is plan:
+        return
+    stated = plan.calibration
+    require(stated.sampling, stated.mechanism, stated.participation)
+    with np.errstate(all="ignore"):
+        try:
+            _check_first_step(stated)
+            found = _priced_again(stated, _progress.resolve(progress))
+            _check_delta(stated, found.delta)
+            _check_kind(stated, found)
+            if found.kind == "certified":
+                _check_certificate(plan, found)
+            _check_certain_epsilon(stated, found)
+        except ArithmeticError as problem:
+            raise ValueError(
+                f"noise_multiplier must be one that can be priced, got "
+                f"{stated.noise_multiplier:g}: {problem}; {_AGAIN}"
+            ) from None
+    trust(plan)
+
+
+def trust(plan: Plan) -> None:
+    """Remember that a plan is verified: by ``verify``, or by the process that it came from."""
+    _VERIFIED[id(plan)] = plan
+
+
+def _check_first_step(stated: Calibration) -> None:
+    """Refuse noise that is far too small at once, before anything is allocated for it.
+
+    The output of the first step is N(C_00, σ²) if it takes the example and N(0, σ²) otherwise. With
+    probability q of taking it δ(ε) is at least q·δ_Gauss(ε - log q, C_00/σ), for every sampling: q,
+    the expected part of the dataset in a batch, is at most the largest of the examples'.
+    """
+    q = float(stated.sampling.rate(stated.participation))
+    diagonal = 1.0 / abs(float(stated.mechanism.noising_row(0)[-1]))
+    mu = min(diagonal / stated.noise_multiplier, 1e6)
+    _check_delta(stated, q * gaussian.delta(stated.epsilon - math.log(q), mu))
+
+
+def _priced_again(stated: Calibration, progress: Progress | None) -> Calibration:
+    """The δ of the stated noise at the stated ε, or a δ that is at most the stated one."""
+    recorded = stated.estimate
+    if recorded is None:
+        draws = Draws(*_UNRECORDED, progress=None, enough=stated.delta)
+    else:
+        draws = Draws.repeating(recorded, stated.delta, progress)
+    return stated.sampling.account(
+        stated.mechanism,
+        stated.participation,
+        stated.noise_multiplier,
+        epsilon=stated.epsilon,
+        delta=None,
+        draws=draws,
+    )
+
+
+def _check_delta(stated: Calibration, delta: float) -> None:
+    if not delta <= stated.delta * (1.0 + _ROUNDING):
+        raise ValueError(
+            f"epsilon must be what noise_multiplier={stated.noise_multiplier:.6g} gives at delta="
+            f"{stated.delta:.6g}, or more, got {stated.epsilon:.6g}, where the noise gives delta="
+            f"{delta:.6g}; {_AGAIN}"
+        )
+
+
+def _check_kind(stated: Calibration, found: Calibration) -> None:
+    """Refuse a kind that claims more than was shown."""
+    if _KINDS.index(stated.kind) > _KINDS.index(found.kind):
+        raise ValueError(f"kind must be {found.kind!r} here, got {stated.kind!r}; {_AGAIN}")
+    loose = found.delta < stated.delta * (1.0 - _EXACT) and stated.epsilon > 0.0
+    if stated.kind == "exact" and loose:
+        raise ValueError(
+            f"kind must be 'bound' here, got 'exact': at epsilon={stated.epsilon:.6g} the noise "
+            f"gives delta={found.delta:.6g}, less than {stated.delta:.6g}; {_AGAIN}"
+        )
+
+
+def _check_certificate(plan: Plan, found: Calibration) -> None:
+    """Refuse a record that its own draws do not give, and a failure probability below its own."""
+    stated = plan.calibration
+    recorded, drawn = stated.estimate, found.estimate
+    assert recorded is not None
+    assert drawn is not None
+    if not _same(recorded, drawn):
+        raise ValueError(
+            f"estimate must be what its seed={recorded.seed} gives, got a bound of delta of "
+            f"{recorded.upper:.9g} where these draws give {drawn.upper:.9g}; the plan was changed, "
+            f"or made by another version of NumPy or corrnoise: {_AGAIN}"
+        )
+    # The certificates of a planner share the failure probability, as the best of them is kept.
+    rivals = sum(alternative.kind == "certified" for alternative in plan.alternatives)
+    least = recorded.whole_failure_probability * max(rivals, 1)
+    if stated.failure_probability < least * (1.0 - _ROUNDING):
+        raise ValueError(
+            f"failure_probability must be at least the certificate's {least:.6g}, got "
+            f"{stated.failure_probability:.6g}; {_AGAIN}"
+        )
+
+
+def _check_certain_epsilon(stated: Calibration, found: Calibration) -> None:
+    """Refuse an ε without failure probability that is below what the noise gives."""
+    claimed, certain = stated.epsilon_without_sampling, found.epsilon_without_sampling
+    if certain is None:
+        certain = stated.epsilon
+    if claimed is None or claimed >= certain * (1.0 - _ROUNDING):
+        return
+    part = stated.participation
+    delta = stated.sampling.delta(
+        stated.mechanism, part, stated.noise_multiplier, claimed, part.num_steps
+    )
+    if not delta <= stated.delta * (1.0 + _ROUNDING):
+        raise ValueError(
+            f"epsilon_without_sampling must be at least {certain:.6g} at this noise, got "
+            f"{claimed:.6g}; {_AGAIN}"
+        )
+
+
+def _same(recorded: Estimate, drawn: Estimate) -> bool:
+    """Whether two estimates are the same up to rounding."""
+    scale = _ROUNDING * drawn.upper
+    return (recorded.direction, recorded.samples) == (drawn.direction, drawn.samples) and all(
+        abs(a - b) <= scale
+        for a, b in (
+            (recorded.mean, drawn.mean),
+            (recorded.standard_error, drawn.standard_error),
+            (recorded.upper, drawn.upper),
+        )
+    )

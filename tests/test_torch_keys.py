@@ -1,0 +1,108 @@
+"""A key belongs to one run, and a ledger that was tampered with does not pass for a new one."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from training import KEY, loader, model, private, train
+
+from corrnoise.noise import Key
+from corrnoise.noise.generator.key import key_use
+from corrnoise.torch import PrivacyEngine, setup
+from corrnoise.torch.fingerprint import PositionHash
+
+
+def begin(folder, steps=3, **options):
+    engine = PrivacyEngine(key=folder / "run.key", ledger=folder / "run.ledger")
+    net, optimizer, batches = private(engine, **options)
+    if steps:
+        train(net, optimizer, batches, steps=steps)
+    engine.close()
+    return engine
+
+
+@pytest.mark.parametrize("damage", ["emptied", "touched", "header", "garbage", "another"])
+def test_a_damaged_ledger_with_a_used_key_is_refused(tmp_path, damage):
+    engine = begin(tmp_path)
+    assert key_use(tmp_path / "run.key").run_id == engine._setup.header["run_id"]
+    assert key_use(tmp_path / "run.key").released
+    ledger = tmp_path / "run.ledger"
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    if damage == "emptied":
+        os.truncate(ledger, 0)
+    elif damage == "touched":
+        ledger.unlink()
+        ledger.touch()
+    elif damage == "header":
+        ledger.write_bytes(lines[0])
+    elif damage == "garbage":
+        ledger.write_bytes(b"garbage\n")
+    else:
+        (tmp_path / "other").mkdir()
+        begin(tmp_path / "other")
+        ledger.write_bytes((tmp_path / "other" / "run.ledger").read_bytes())
+    before = ledger.read_bytes()
+    with pytest.raises(ValueError, match="ledger must be"):
+        begin(tmp_path)
+    assert ledger.read_bytes() == before
+    ledger.write_bytes(b"".join(lines))
+    begin(tmp_path, steps=6)  # the run itself still goes on
+
+
+def test_a_run_that_released_nothing_binds_nobody(tmp_path):
+    begin(tmp_path, steps=0)
+    assert not key_use(tmp_path / "run.key").released
+    begin(tmp_path, steps=3, max_grad_norm=2.0)
+    assert key_use(tmp_path / "run.key").released
+
+
+def test_a_key_object_serves_one_run():
+    key = Key.generate()
+    setup._RELEASED.clear()
+
+    def engine(**options):
+        net = model()
+        return PrivacyEngine(key=key).make_private(
+            module=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            **options,
+        )
+
+    usual = {"max_grad_norm": 1.0, "noise_multiplier": 1.0, "epochs": 3, "sampling": "fixed"}
+    engine(data_loader=loader(), **usual)  # nothing was released yet
+    net, optimizer, batches = engine(data_loader=loader(), **usual)
+    train(net, optimizer, batches, steps=1)
+    with pytest.raises(ValueError, match="another run of this process has released steps"):
+        engine(data_loader=loader(), **usual)
+
+
+def test_a_ledger_path_that_is_a_key_file_is_left_alone(tmp_path):
+    KEY.save(tmp_path / "precious")
+    before = (tmp_path / "precious").read_bytes()
+    with pytest.raises(ValueError, match="ledger must be"):
+        private(PrivacyEngine(ledger=tmp_path / "precious"))
+    assert (tmp_path / "precious").read_bytes() == before
+
+
+HASH = PositionHash(KEY.subkey("positions"))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [2, 1000, (1 << 14) + 3, (1 << 14) * 3])
+def test_the_hash_of_a_gradient_depends_on_places(kind, size):
+    g = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(kind)
+    assert HASH(g) == HASH(g.clone()) == HASH(g.view(-1, 1))
+    changed = [-g, g.flip(0), g.roll(1), torch.cat([g, g[:1]])]
+    pair = g.clone()
+    pair[0], pair[-1] = g[-1], g[0]
+    changed.append(pair)
+    for other in changed:
+        assert HASH(other) != HASH(g)
+    assert PositionHash(b"another")(g) != HASH(g)
+
+
+def test_opposite_halves_do_not_collide():
+    g = torch.randn(50)
+    assert HASH(torch.cat([g, -g])) != HASH(torch.cat([-g, g]))

@@ -169,7 +169,9 @@ def test_what_the_result_says():
     c = cn.calibrate(MECHANISMS["bisr"], CIFAR, epsilon=9, delta=1e-5)
     data = json.loads(c.to_json())
     assert data["unit"] == "example"
-    assert data["neighbours"] == "add or remove one example"
+    assert (
+        data["neighbours"] == "one example against an empty one; the number of examples is public"
+    )
     assert data["sampling"] == "fixed"
     assert data["kind"] == "exact"
     assert data["noise_multiplier"] == c.noise_multiplier

@@ -4,11 +4,17 @@ import pytest
 import torch
 
 import corrnoise as cn
-from corrnoise.apps import datasets
+from corrnoise.apps import datasets, training
 from corrnoise.apps.averaging import Average
-from corrnoise.apps.training import default_rate, sgd_settings, train
+from corrnoise.apps.training import default_rate, sgd_settings
 from corrnoise.records import Run, Statement
-from corrnoise.torch import workload_of
+from corrnoise.torch import setup, workload_of
+
+
+def train(*arguments, **options):
+    """Runs here repeat a key on purpose; a process would refuse that otherwise."""
+    setup._RELEASED.clear()
+    return training.train(*arguments, **options)
 
 
 def plan(**options):
@@ -55,6 +61,21 @@ def test_a_killed_run_resumes_from_its_folder(digits, tmp_path):
     assert [record.step for record in found.records] == [15, 30, 45]
     assert (tmp_path / "run.key").exists()  # beside the folder, not in it
     assert not list((tmp_path / "run").glob("*.key"))
+
+
+@pytest.mark.parametrize("changed", [{"learning_rate": 0.2}, {"seed": 1}, {"schedule": "linear"}])
+def test_a_run_does_not_resume_with_other_settings(digits, tmp_path, changed):
+    class StopError(Exception):
+        pass
+
+    def stop(taken, total):
+        raise StopError
+
+    options = {"learning_rate": 0.1, "folder": tmp_path / "run"}
+    with pytest.raises(StopError):
+        train(plan(), digits, progress=stop, **options)
+    with pytest.raises(ValueError, match="differs in settings"):
+        train(plan(), digits, **{**options, **changed})
 
 
 def test_small_physical_batches_change_nothing_but_rounding(digits):

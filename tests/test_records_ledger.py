@@ -254,3 +254,69 @@ def test_a_ledger_without_steps_binds_nobody(tmp_path):
     ledger.record(0, "0000")
     ledger.close()
     assert read_entries(path)[0]["key_fingerprint"] == "other"
+
+
+def test_an_entry_that_lacks_only_its_end_counts(tmp_path):
+    path = tmp_path / "ledger"
+    filled(path, 3)
+    whole = path.read_bytes()
+    os.truncate(path, len(whole) - 1)
+    assert Ledger(HEADER, path).num_released == 3
+    assert path.read_bytes() == whole
+
+
+PUBLISHING = {**HEADER, "publishes": "checkpoints"}
+
+
+def test_steps_after_the_last_publication_may_be_repeated(tmp_path):
+    path = tmp_path / "ledger"
+    ledger = Ledger(PUBLISHING, path, KEY)
+    for step in range(5):
+        ledger.record(step, f"{step:04x}")
+        if step == 2:
+            ledger.publish()
+            ledger.publish()  # once is enough
+    assert ledger.num_released == 5  # they may still leave this process
+    ledger.close()
+    again = Ledger(PUBLISHING, path, KEY)
+    assert again.num_released == 3
+    with pytest.raises(ValueError, match="step 2 was released before with another gradient"):
+        again.record(2, "ffff")
+    again.record(3, "ffff")
+    again.publish()
+    again.close()
+    third = Ledger(PUBLISHING, path, KEY)
+    assert third.num_released == 4
+    with pytest.raises(ValueError, match="step 3 was released before with another gradient"):
+        third.record(3, "0003")
+    assert [next(iter(entry)) for entry in read_entries(path)[1:]] == [
+        *("step", "step", "step", "published", "step", "step", "resumed", "step", "published"),
+    ]
+
+
+def test_a_publication_cannot_be_taken_back(tmp_path):
+    path = tmp_path / "ledger"
+    ledger = Ledger(PUBLISHING, path, KEY)
+    for step in range(3):
+        ledger.record(step, f"{step:04x}")
+    ledger.publish()
+    ledger.close()
+    whole = path.read_bytes()
+    for bit in range(8):  # of the end of the last line
+        data = bytearray(whole)
+        data[-1] ^= 1 << bit
+        path.write_bytes(data)
+        with pytest.raises(ValueError):  # noqa: PT011
+            Ledger(PUBLISHING, path, KEY)
+    os.truncate(path, len(whole) - 1)
+    path.write_bytes(whole[:-1])
+    assert Ledger(PUBLISHING, path, KEY).num_released == 3
+
+
+def test_every_step_counts_where_steps_are_published(tmp_path):
+    path = tmp_path / "ledger"
+    filled(path, 3, KEY)
+    ledger = Ledger(HEADER, path, KEY)
+    ledger.publish()
+    assert ledger.num_released == 3
+    assert len(read_entries(path)) == 4

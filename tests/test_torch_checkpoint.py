@@ -267,3 +267,79 @@ def test_evaluation_mode_is_left_to_the_user(tmp_path):
     wrapped.eval()
     with torch.no_grad():
         assert nn.CrossEntropyLoss()(wrapped(dataset()[:5][0]), dataset()[:5][1]) > 0
+
+
+@pytest.mark.parametrize("publishes", ["steps", "checkpoints"])
+def test_lost_steps_may_differ_where_checkpoints_alone_are_published(tmp_path, publishes):
+    """Other rounding after a crash, here another scale of the loss by one part in a million."""
+
+    def attempt(steps, scale, *, resume=False):
+        engine = PrivacyEngine(
+            key=tmp_path / "noise.key", ledger=tmp_path / "run.ledger", publishes=publishes
+        )
+        net = model()
+        wrapped, optimizer, batches = private(engine, net=net)
+        if resume:
+            engine.load_checkpoint(path=tmp_path / "c", module=wrapped, optimizer=optimizer)
+
+        def after(_):
+            if engine.steps_taken == 4:
+                engine.save_checkpoint(path=tmp_path / "c", module=wrapped, optimizer=optimizer)
+
+        def loss(output, target):
+            return scale * torch.nn.functional.cross_entropy(output, target)
+
+        try:
+            train(
+                wrapped,
+                optimizer,
+                batches,
+                steps=steps - engine.steps_taken,
+                criterion=loss,
+                after=after,
+            )
+        finally:
+            engine.close()
+        return engine
+
+    attempt(9, 1.0)
+    if publishes == "steps":
+        with pytest.raises(ValueError, match="step 4 was released before with another gradient"):
+            attempt(18, 1.000001, resume=True)
+        return
+    engine = attempt(18, 1.000001, resume=True)
+    assert engine.steps_released == 18
+    text = engine.statement().to_text()
+    assert "checkpoints alone" in text
+    # What was published is bound as ever: the first four steps cannot differ.
+    with pytest.raises(ValueError, match="step 0 was released before with another gradient"):
+        attempt(18, 1.000001)
+
+
+def test_a_generator_of_torch_resumes_where_it_was(tmp_path):
+    def engine():
+        generator = torch.Generator().manual_seed(11)
+        made = PrivacyEngine(key=tmp_path / "noise.key", ledger=tmp_path / "run.ledger")
+        net = model()
+        return made, private(
+            made, net=net, mechanism="dp_sgd", sampling="fixed", noise_generator=generator
+        )
+
+    first, (net, optimizer, batches) = engine()
+    train(net, optimizer, batches, steps=4)
+    first.save_checkpoint(path=tmp_path / "c", module=net, optimizer=optimizer)
+    train(net, optimizer, batches, steps=2)
+    expected = weights(net)
+    first.close()
+    second, (net, optimizer, batches) = engine()
+    second.load_checkpoint(path=tmp_path / "c", module=net, optimizer=optimizer)
+    train(net, optimizer, batches, steps=2)
+    assert torch.equal(weights(net), expected)
+
+
+def test_double_precision_is_refused_before_anything_is_recorded(tmp_path):
+    net = model().double()
+    with pytest.raises(ValueError, match="float64"):
+        private(PrivacyEngine(key=tmp_path / "noise.key", ledger=tmp_path / "run.ledger"), net=net)
+    assert not (tmp_path / "run.ledger").exists()
+    assert not (tmp_path / "noise.key").exists()

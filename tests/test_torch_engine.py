@@ -330,7 +330,7 @@ def test_the_statement_says_what_a_reviewer_needs():
     text = statement.to_text()
     for part in (
         "one example",
-        "add or remove one example",
+        "one example against an empty one; the number of examples is public",
         "7 of 18 released",
         "at most 3 times (k), at least 6 steps (b) apart",
         "balls-in-bins",

@@ -25,7 +25,7 @@ _LEAST_SAMPLES, _MOST_SAMPLES = 1_000, 100_000_000
 # The last part of the seed of each direction.
 _SEEDS: dict[Direction, int] = {"remove": 0, "add": 1}
 # The certificates that this process drew last, by everything that they depend on. A certificate is
-# a function of these alone, so verifying a plan of this process repeats no draws.
+# a function of these alone, so one that is repeated to verify it takes them from here.
 _DRAWN: dict[tuple[object, ...], Estimate] = {}
 _MOST_DRAWN = 256
 
@@ -40,7 +40,7 @@ class Draws:
         seed: their seed.
         progress: called during a certificate.
         attempt: the confirmation whose draws ``certified_delta`` takes.
-        enough: a δ below which ``certified_delta`` looks for no smaller one.
+        enough: a δ below which ``certified_delta`` looks for no smaller one; 0 except to verify.
     """
 
     failure_probability: float
@@ -225,14 +225,16 @@ class Search:
         """The estimate of one direction from the draws of an attempt, with what repeats them."""
         seed = (self.draws.seed, attempt)
         key = (self._digest, sigma, epsilon, direction, self.samples, *seed)
-        if key not in _DRAWN:
-            found = self._estimate(
-                sigma, epsilon, direction, self.samples, 1.0, seed, self.draws.progress
-            )
-            if len(_DRAWN) >= _MOST_DRAWN:
-                _DRAWN.clear()
-            _DRAWN[key] = replace(found, seed=self.draws.seed, attempt=attempt)
-        return replace(_DRAWN[key], failure_probability=failure_probability)
+        if self.draws.enough and key in _DRAWN:
+            return replace(_DRAWN[key], failure_probability=failure_probability)
+        progress = self.draws.progress
+        found = self._estimate(
+            sigma, epsilon, direction, self.samples, failure_probability, seed, progress
+        )
+        if len(_DRAWN) >= _MOST_DRAWN:
+            _DRAWN.clear()
+        _DRAWN[key] = replace(found, seed=self.draws.seed, attempt=attempt)
+        return _DRAWN[key]
 
     def _estimate(
         self,

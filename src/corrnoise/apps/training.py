@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
@@ -109,7 +109,14 @@ def train(
     checks.choice("schedule", schedule, ("constant", "linear"))
     place = None if folder is None else Path(folder)
     show = _progress.resolve(progress)
-    engine = _engine(place, key)
+    settings = {
+        "learning_rate": rate,
+        "model": name,
+        "seed": seed,
+        "schedule": schedule,
+        "average_last": average_last,
+    }
+    engine = _engine(place, key, settings)
     with closing(engine):
         momentum, weight_decay = sgd_settings(workload.momentum, workload.decay, rate)
         made = engine.make_private(
@@ -197,14 +204,7 @@ def train(
             "num_classes": data.num_classes,
         },
         model={"name": name, "num_parameters": size},
-        settings={
-            "learning_rate": rate,
-            "clip_norm": clip_norm,
-            "seed": seed,
-            "device": device,
-            "schedule": schedule,
-            "average_last": average_last,
-        },
+        settings={**settings, "clip_norm": clip_norm, "device": device},
         seconds=seconds,
     )
 
@@ -263,9 +263,11 @@ def sgd_settings(momentum: float, decay: float, rate: float) -> tuple[float, flo
     return decay * momentum, (1.0 - decay) * (1.0 - momentum) / rate
 
 
-def _engine(folder: Path | None, key: str | Path | None) -> PrivacyEngine:
+def _engine(
+    folder: Path | None, key: str | Path | None, settings: Mapping[str, Any]
+) -> PrivacyEngine:
     if folder is None:
-        return PrivacyEngine(key=key)
+        return PrivacyEngine(key=key, settings=settings)
     folder.mkdir(parents=True, exist_ok=True)
     beside = folder.with_name(folder.name + ".key") if key is None else Path(key)
-    return PrivacyEngine(key=beside, ledger=folder / "ledger")
+    return PrivacyEngine(key=beside, ledger=folder / "ledger", settings=settings)

@@ -10,6 +10,11 @@ Each line is an entry as JSON, and a code that covers it and the codes of all li
 HMAC-SHA-256 under a key of the run, cut to 128 bits. So no line can be changed, moved or left out
 without notice by someone who does not have the key. The first line is the run's header. What a
 ledger cannot show is that its last lines are missing: an old copy of it is as valid as it was.
+
+By default a step counts as released when it is recorded. A run whose header says that it publishes
+checkpoints alone releases a step with the next publication, which the ledger records before it
+happens: the steps after the last publication of a crashed run never left the process, and may be
+repeated with another gradient.
 """
 
 from __future__ import annotations
@@ -65,6 +70,7 @@ class Ledger:
         self.path = None if path is None else Path(path)
         self._key, self._code = key, ""
         self._digests: list[str] = []
+        self._published = 0  # of these, how many left the process
         self._file: IO[bytes] | None = None
         if self.path is not None:
             self._open(self.path)
@@ -72,8 +78,20 @@ class Ledger:
 
     @property
     def num_released(self) -> int:
-        """How many steps were ever released: the highest one, plus 1."""
+        """How many steps were ever released, or may be before this process ends."""
         return len(self._digests)
+
+    @property
+    def publishes(self) -> str:
+        """What releases a step: "steps", or "checkpoints" alone."""
+        return self.header.get("publishes", "steps")
+
+    def publish(self) -> None:
+        """Record that all steps so far are about to leave the process, where that releases them."""
+        if self.publishes == "checkpoints" and self._published < len(self._digests):
+            if self.path is not None:
+                self._append({"published": len(self._digests)})
+            self._published = len(self._digests)
 
     def record(self, step: int, digest: str) -> None:
         """Record that ``step`` is about to be released, or check that it is a repetition.
@@ -170,15 +188,28 @@ class Ledger:
                     "nobody knows which steps were released"
                 )
             self._code = _code_of(line)
-        for step, line in enumerate(lines[1:]):
-            entry = _entry(line, path, step + 2)
-            if entry.get("step") != step:
-                raise ValueError(
-                    f"ledger must list every step once, but {path} has {entry.get('step')!r} in "
-                    f"place of step {step}; it is damaged: restore it from a copy"
-                )
-            self._digests.append(entry["gradient"])
+        for number, line in enumerate(lines[1:], start=2):
+            self._replay(_entry(line, path, number), path)
         self._settle(path, sum(map(len, lines)), rest)
+        if self.publishes == "checkpoints" and self._published < len(self._digests):
+            # The process that took them has ended: they were never released.
+            self._append({"resumed": self._published})
+            del self._digests[self._published :]
+
+    def _replay(self, entry: dict[str, Any], path: Path) -> None:
+        """Take in an entry that an earlier process wrote."""
+        step = len(self._digests)
+        if "published" in entry and 0 < entry["published"] <= step:
+            self._published = entry["published"]
+        elif entry.get("resumed") == self._published and self.publishes == "checkpoints":
+            del self._digests[self._published :]
+        elif entry.get("step") == step:
+            self._digests.append(entry["gradient"])
+        else:
+            raise ValueError(
+                f"ledger must list every step once, but {path} has {entry.get('step')!r} in "
+                f"place of step {step}; it is damaged: restore it from a copy"
+            )
 
     def _begin(self, path: Path, lines: list[bytes], rest: bytes) -> None:
         """Write the header in place of another, whole or torn; nothing else is overwritten."""
@@ -195,21 +226,32 @@ class Ledger:
         self._append(self.header)
 
     def _settle(self, path: Path, whole: int, rest: bytes) -> None:
-        """Decide on what follows the last whole line: a torn entry goes, anything else stays.
+        """Decide on what follows the last whole line.
 
-        A crash can only leave less than a whole entry, which was then never released.
+        A crash can only leave the beginning of an entry, which was then never released and goes. An
+        entry that lacks nothing but its end is kept: to count it is the safe side.
         """
         assert self._file is not None
         if not rest:
             return
+        if self._is_whole(rest):
+            self._replay(_entry(rest + b"\n", path, 0), path)
+            self._code = _code_of(rest + b"\n")
+            _files.append(self._file, b"\n")
+            return
         entry = {"step": len(self._digests), "gradient": "0" * _digest_size(self._digests)}
-        if len(rest) + 1 >= len(_line(entry, self._code, self._key)):
+        longest = len(_line(entry, self._code, self._key))
+        if len(rest) + 1 >= longest or self._is_whole(rest[:-1]):
             raise ValueError(
                 f"ledger must end with a whole line, but the last one of {path} was changed; "
                 "restore it from a copy: without it nobody knows which steps were released"
             )
         self._file.truncate(whole)
         _files.append(self._file, b"")
+
+    def _is_whole(self, text: bytes) -> bool:
+        """Whether this is the next line, without its end."""
+        return text + b"\n" == _signed(text[: -_CODE - 1], self._code, self._key)
 
     def _check_header(self, path: Path, found: dict[str, Any]) -> None:
         different = [

@@ -29,6 +29,7 @@ class Statement:
         noise_multiplier: the standard deviation of z over the clip norm.
         expected_batch: the expected number of examples in a batch.
         divisor: what sums of gradients are divided by.
+        publishes: what leaves the process: every step, or checkpoints alone.
         sensitivity: of the strategy matrix, and whether it is exact.
         versions: of the software that made the numbers.
     """
@@ -58,6 +59,7 @@ class Statement:
     noise_source: str
     key_fingerprint: str | None
     run_id: str | None
+    publishes: str
     versions: dict[str, str]
 
     @staticmethod
@@ -71,6 +73,7 @@ class Statement:
         noise_source: str = "ChaCha20 keystream, Box-Muller",
         key_fingerprint: str | None = None,
         run_id: str | None = None,
+        publishes: str = "steps",
     ) -> Statement:
         """The statement of a plan, or of a run of it that took some steps.
 
@@ -83,6 +86,7 @@ class Statement:
             noise_source: where the normals come from.
             key_fingerprint: of the noise key.
             run_id: of the run.
+            publishes: what releases a step: "steps", or "checkpoints" alone.
         """
         what, part = plan.calibration, plan.participation
         found = plan.mechanism.sensitivity(part)
@@ -112,6 +116,7 @@ class Statement:
             noise_source=noise_source,
             key_fingerprint=key_fingerprint,
             run_id=run_id,
+            publishes=publishes,
             versions=versions(),
         )
 
@@ -194,6 +199,14 @@ class Statement:
             rows.append(("With certainty", f"ε = {surely} for the whole run"))
         if self.key_fingerprint:
             rows.append(("Key", f"fingerprint {self.key_fingerprint}"))
+        if self.publishes == "checkpoints":
+            rows.append(
+                (
+                    "Published",
+                    "checkpoints alone; logs, metrics and weights of steps that a crash lost must "
+                    "not leave the process",
+                )
+            )
         if self.run_id:
             rows.append(("Run", self.run_id))
         rows.append(("Versions", ", ".join(f"{k} {v}" for k, v in self.versions.items())))

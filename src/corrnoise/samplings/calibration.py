@@ -27,7 +27,10 @@ _STEPS = ("num_steps", "min_sep", "max_participations")
 class Calibration:
     """The privacy cost of a run: noise, ε and δ, and everything that they assume.
 
-    The unit of privacy is one example; neighbouring datasets differ by adding or removing one.
+    The unit of privacy is one example. Neighbouring datasets have the same number of examples, and
+    differ in one that is replaced by an empty one, which contributes nothing to any gradient
+    (zero-out neighbours). So the number of examples, and with it the steps of an epoch and the
+    divisor of the sums, are public.
 
     Attributes:
         mechanism: the factorization.
@@ -54,7 +57,9 @@ class Calibration:
     epsilon_without_sampling: float | None = None
     estimate: Estimate | None = None
     unit: str = field(default="example", init=False)
-    neighbours: str = field(default="add or remove one example", init=False)
+    neighbours: str = field(
+        default="one example against an empty one; the number of examples is public", init=False
+    )
 
     def __post_init__(self) -> None:
         self.participation.check_steps(self.mechanism.num_steps, "mechanism")

@@ -31,7 +31,7 @@ class Fixed(Sampling):
 
     name: ClassVar[str] = "fixed"
     sentence: ClassVar[str] = (
-        "fixed batches in a fixed order; a removed example leaves its place empty"
+        "fixed batches: the dataset is cut once into b parts, which are visited in turn"
     )
     accountant: ClassVar[str] = "analytic Gaussian mechanism on the sensitivity of C"
     secret: ClassVar[bool] = False

@@ -6,12 +6,13 @@ import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from corrnoise import _checks as checks
 from corrnoise._progress import Progress
 from corrnoise.mechanisms import Mechanism
 from corrnoise.noise import Key
@@ -53,6 +54,14 @@ class PrivacyEngine:
             default.
         data_fingerprint: a name for the dataset, instead of a digest of some examples.
         progress: as in ``calibrate``.
+        settings: plain values that must not change until the end of the run, such as the learning
+            rate; a resume with others is refused.
+        publishes: what leaves the process. With "steps", the default, every step counts as released
+            when it is taken, and a resumed run must repeat steps bit for bit, which a GPU whose
+            kernels add in another order does not. With "checkpoints" only what
+            ``save_checkpoint`` writes is published, and metrics computed from it: the steps after
+            the last checkpoint of a crashed run may be repeated with other rounding. Logs, metrics
+            or copies of the weights of such lost steps would break the guarantee.
     """
 
     def __init__(
@@ -68,7 +77,10 @@ class PrivacyEngine:
         delta: float | None = None,
         data_fingerprint: str | None = None,
         progress: Progress | bool | None = None,
+        settings: Mapping[str, Any] | None = None,
+        publishes: Literal["steps", "checkpoints"] = "steps",
     ) -> None:
+        checks.choice("publishes", publishes, ("steps", "checkpoints"))
         if accountant is not None:
             warnings.warn(
                 f"accountant={accountant!r} is not used: ε comes from the plan's own analysis",
@@ -80,6 +92,7 @@ class PrivacyEngine:
         self._memory, self._rounds = memory, rounds
         self._workload, self._delta = workload, delta
         self._data_fingerprint, self._progress = data_fingerprint, progress
+        self._settings, self._publishes = dict(settings or {}), publishes
         self._setup: Setup | None = None
         self._spent: dict[tuple[int, float], float] = {}
 
@@ -284,6 +297,7 @@ class PrivacyEngine:
             noise_source=source if run.noise else "torch.normal, not cryptographic",
             key_fingerprint=run.key.fingerprint,
             run_id=run.header["run_id"],
+            publishes=run.header["publishes"],
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -319,6 +333,7 @@ class PrivacyEngine:
         data = resume.contents(
             self._started, module.state_dict(**(module_state_dict_kwargs or {})), optimizer
         )
+        self._started.step.ledger.publish()
         checkpoint.save({**(checkpoint_dict or {}), **data}, path, **(torch_save_kwargs or {}))
 
     def load_checkpoint(
@@ -408,6 +423,8 @@ class PrivacyEngine:
             data_loader=data_loader,
             shuffled=check_loader(data_loader),
             data_fingerprint=self._data_fingerprint,
+            settings=self._settings,
+            publishes=self._publishes,
             key=self._key_source,
             ledger=self._ledger_path,
             next_step=lambda: self.steps_taken,

@@ -17,6 +17,7 @@ def state(run: Setup) -> dict[str, Any]:
         "rank": run.processes.rank,
         "noise": None if run.noise is None else run.noise.state_dict(),
         "generators": checkpoint.generators(),
+        "noise_generator": None if run.generator is None else run.generator.get_state(),
     }
 
 
@@ -49,6 +50,8 @@ def restore(run: Setup, state: Mapping[str, Any]) -> None:
             run.noise.load_state_dict(state["noise"])
         else:  # the state is of another rank's slice: this rank regenerates its own
             run.noise.seek(step)
+    if run.generator is not None:
+        run.generator.set_state(state["noise_generator"])
     checkpoint.set_generators(state["generators"])
     run.step.tally.drop()
     run.step.taken = step

@@ -23,6 +23,8 @@ from corrnoise.torch.placement import place
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.step import PrivateStep
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -36,6 +38,7 @@ class Setup:
         header: what must not change until the end; as in the ledger.
         clip_norm: C; of all layers together where each has its own.
         processes: this one among those that train the model.
+        generator: torch's, where it makes the noise instead of the stream.
     """
 
     plan: Plan
@@ -45,6 +48,7 @@ class Setup:
     header: Mapping[str, Any]
     clip_norm: float
     processes: Processes
+    generator: torch.Generator | None = None
 
 
 def set_up(
@@ -56,6 +60,8 @@ def set_up(
     data_loader: DataLoader[Any],
     shuffled: bool,
     data_fingerprint: str | None,
+    settings: Mapping[str, Any],
+    publishes: str,
     key: Any,
     ledger: Path | None,
     next_step: Callable[[], int],
@@ -73,6 +79,8 @@ def set_up(
         data_loader: the user's.
         shuffled: whether it shuffles.
         data_fingerprint: a name for the dataset, or ``None`` for a digest.
+        settings: of the user, which must not change.
+        publishes: what releases a step.
         key: a key, a path or ``None``.
         ledger: a path or ``None``.
         next_step: how many steps were taken.
@@ -82,6 +90,12 @@ def set_up(
         the setup, and what Opacus's ``make_private`` returned.
     """
     params = _trainable(optimizer)
+    wide = {str(p.dtype) for p in params if p.dtype not in _DTYPES}
+    if wide:
+        raise ValueError(
+            f"trained parameters must be float32, bfloat16 or float16, got {', '.join(wide)}; "
+            "noise is made in float32: convert the model"
+        )
     secret, run_id = _agreed_key(key, ledger, processes)
     batches = plan.batches(secret, shuffled=shuffled)
     sampler = StepSampler(batches, next_step, processes.rank, processes.world_size)
@@ -109,6 +123,8 @@ def set_up(
         "data": data_fingerprint or data_digest(data_loader.dataset, secret),
         "parameters": parameter_digest(params, secret),
         "shuffled": shuffled,
+        "settings": dict(settings),
+        "publishes": publishes,
         "noise": "torch" if noise is None else f"chacha{plan.rounds}",
         "plan": plan.to_json(),
     }
@@ -126,7 +142,16 @@ def set_up(
         on_first=marker,
     )
     wrapped.replace_noise(step)
-    setup = Setup(plan, secret, noise, step, book.header, options.clip_norm, processes)
+    setup = Setup(
+        plan,
+        secret,
+        noise,
+        step,
+        book.header,
+        options.clip_norm,
+        processes,
+        options.noise_generator,
+    )
     return setup, wrapped.returned
 
 

@@ -28,7 +28,7 @@ SAMPLINGS, FAMILIES = cn.samplings.names(), cn.mechanisms.names()
 rates = st.one_of(st.sampled_from([0.0, 0.9, 0.999, 1.0]), st.floats(0.0, 1.0))
 epsilons = st.floats(0.05, 20.0)
 deltas = st.floats(-12.0, -1.0).map(lambda power: 10.0**power)
-keys = st.binary(min_size=32, max_size=32).map(Key.from_bytes)
+keys = st.binary(min_size=32, max_size=32).filter(any).map(Key.from_bytes)
 
 
 @st.composite
@@ -194,14 +194,15 @@ estimates = st.builds(
 
 @st.composite
 def calibrations(draw):
-    """Of any sampling; the numbers need not be those of an accountant."""
+    """Of any valid sampling; the numbers need not be those of an accountant."""
     mechanism, part = draw(runs(families=("dp_sgd", "bsr", "bisr", "dense")))
     kind = draw(st.sampled_from(["exact", "bound", "certified"]))
     certified = kind == "certified"
+    valid = [name for name, why in cn.samplings.objections(mechanism, part).items() if not why]
     return Calibration(
         mechanism,
         part,
-        cn.samplings.get(draw(st.sampled_from(SAMPLINGS))),
+        cn.samplings.get(draw(st.sampled_from(valid))),
         draw(positive),
         draw(epsilons),
         draw(deltas),

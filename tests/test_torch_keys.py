@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -86,23 +88,49 @@ def test_a_ledger_path_that_is_a_key_file_is_left_alone(tmp_path):
     assert (tmp_path / "precious").read_bytes() == before
 
 
-HASH = PositionHash(KEY.subkey("positions"))
+_HASHER = PositionHash(KEY.subkey("positions"))
+
+
+def digest(*tensors):
+    return int(_HASHER(tensors))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [2, 1000, (1 << 14) + 3, (1 << 14) * 3])
 def test_the_hash_of_a_gradient_depends_on_places(kind, size):
     g = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(kind)
-    assert HASH(g) == HASH(g.clone()) == HASH(g.view(-1, 1))
+    assert digest(g) == digest(g.clone()) == digest(g.view(-1, 1))
     changed = [-g, g.flip(0), g.roll(1), torch.cat([g, g[:1]])]
     pair = g.clone()
     pair[0], pair[-1] = g[-1], g[0]
     changed.append(pair)
     for other in changed:
-        assert HASH(other) != HASH(g)
-    assert PositionHash(b"another")(g) != HASH(g)
+        assert digest(other) != digest(g)
+    assert int(PositionHash(b"another")([g])) != digest(g)
 
 
 def test_opposite_halves_do_not_collide():
     g = torch.randn(50)
-    assert HASH(torch.cat([g, -g])) != HASH(torch.cat([-g, g]))
+    assert digest(torch.cat([g, -g])) != digest(torch.cat([-g, g]))
+    assert digest(g, -g) != digest(-g, g)  # also where they are two parameters
+
+
+INTERPRETED = """
+import torch
+from corrnoise.torch.fingerprint import _ROW, PositionHash, row_sums
+from corrnoise.torch import hash_kernel
+
+columns = PositionHash(b"key")._columns
+for size in (1, 1000, _ROW, _ROW + 3, 3 * _ROW - 1):
+    for kind in (torch.int32, torch.int16):
+        most = torch.iinfo(kind).max
+        bits = torch.randint(-most, most, (size,), dtype=kind)
+        assert torch.equal(hash_kernel.row_sums(bits, columns), row_sums(bits, columns)), size
+"""
+
+
+def test_the_kernel_gives_the_same_sums():
+    """By Triton's interpreter, on the CPU."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    code = ["-W", "ignore", "-c", INTERPRETED]
+    subprocess.run([sys.executable, *code], check=True, env=environment)

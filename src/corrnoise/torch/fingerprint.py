@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,13 @@ _ROW, _ROWS = 1 << 14, 1 << 10
 
 
 class PositionHash:
-    """A keyed hash of a tensor's bits that depends on their places, at the speed of a few passes.
+    """A keyed hash of a tensor's bits that depends on their places.
 
-    Element (r, c) of the tensor, cut into rows of 2^14, counts a_c·b_r times its bits, with secret
-    odd numbers a_c mod 2^32 and b_r mod 2^64: two given tensors have the same hash with probability
-    of about 2^-31 over the key. The result is a 64-bit number on the tensor's device; it is to be
-    digested with a key before anyone sees it.
+    Element (r, c) of the tensors, each cut into rows of 2^14, counts a_c·b_r times its bits, with
+    secret odd numbers a_c mod 2^32 and b_r mod 2^64: two given lists of tensors have the same hash
+    with probability of about 2^-31 over the key. One pass over the tensor on a CUDA device with Triton, a few passes
+    elsewhere. The result is a 64-bit number on the tensor's device; it is to be digested with a key
+    before anyone sees it.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -34,24 +36,36 @@ class PositionHash:
         self._columns = torch.from_numpy(words.astype(np.int32))
         self._multiplier = int.from_bytes(_expanded(key + b"rows", 8), "little", signed=True) | 1
 
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The hash of the elements in their order, whatever the shape."""
-        kind = torch.int32 if tensor.element_size() == 4 else torch.int16
-        bits = tensor.detach().contiguous().view(kind).view(-1)
-        if self._columns.device != bits.device:
-            self._columns = self._columns.to(bits.device)
-        total = torch.zeros((), dtype=torch.int64, device=bits.device)
-        for start in range(0, bits.numel(), _ROW * _ROWS):
-            piece = bits[start : start + _ROW * _ROWS]
-            whole = piece.numel() // _ROW
-            rows = [(piece[: whole * _ROW].view(whole, _ROW) * self._columns).sum(dim=1)]
-            rest = piece[whole * _ROW :]
-            if rest.numel():
-                rows.append((rest * self._columns[: rest.numel()]).sum().view(1))
-            sums = torch.cat(rows)
-            numbers = torch.arange(sums.numel(), device=bits.device) + start // _ROW
-            total += (sums * _mixed(numbers, self._multiplier)).sum()
-        return total
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The hash of the elements of all tensors, on one device, in their order."""
+        device = tensors[0].device
+        if self._columns.device != device:
+            self._columns = self._columns.to(device)
+        sums = torch.cat([row_sums(_integers(tensor), self._columns) for tensor in tensors])
+        numbers = torch.arange(sums.numel(), device=device)
+        return (sums * _mixed(numbers, self._multiplier)).sum()
+
+
+def _integers(tensor: torch.Tensor) -> torch.Tensor:
+    kind = torch.int32 if tensor.element_size() == 4 else torch.int16
+    return tensor.detach().contiguous().view(kind).view(-1)
+
+
+def row_sums(bits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Σ_c bits[r, c]·columns[c] for every row r: products mod 2^32, their sum in 64 bits."""
+    if bits.device.type == "cuda" and find_spec("triton") is not None:
+        from corrnoise.torch import hash_kernel
+
+        return hash_kernel.row_sums(bits, columns)
+    found: list[torch.Tensor] = []
+    for start in range(0, bits.numel(), _ROW * _ROWS):
+        piece = bits[start : start + _ROW * _ROWS]
+        whole = piece.numel() // _ROW
+        found.append((piece[: whole * _ROW].view(whole, _ROW) * columns).sum(dim=1))
+        rest = piece[whole * _ROW :]
+        if rest.numel():
+            found.append((rest * columns[: rest.numel()]).sum().view(1))
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64, device=bits.device)
 
 
 def _mixed(numbers: torch.Tensor, multiplier: int) -> torch.Tensor:

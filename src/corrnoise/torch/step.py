@@ -157,9 +157,8 @@ class PrivateStep:
         The gradients have no noise yet, so that nobody without the key may compare anything.
         """
         parts = [local(grad) for grad in grads]
-        bits = torch.stack([self._hash(part) for part in parts])
-        norms = torch.stack([torch.linalg.vector_norm(part.detach()).double() for part in parts])
-        values = norms.tolist()
+        norms = [torch.linalg.vector_norm(part.detach()).double() for part in parts]
+        values = torch.stack(norms).tolist()
         if not all(math.isfinite(value) for value in values):
             bad = next(k for k, value in enumerate(values) if not math.isfinite(value))
             raise ValueError(
@@ -168,7 +167,7 @@ class PrivateStep:
                 "the learning rate or mend the data, and begin a new loop over the data loader"
             )
         self._check_norm(step, values)
-        text = repr((step, values, bits.tolist())).encode()
+        text = repr((step, values, int(self._hash(parts)))).encode()
         return keyed(self._key, b"gradient", text)
 
     def _check_norm(self, step: int, norms: Sequence[float]) -> None:

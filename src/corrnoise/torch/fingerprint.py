@@ -26,9 +26,9 @@ class PositionHash:
 
     Element (r, c) of the tensors, each cut into rows of 2^14, counts a_c·b_r times its bits, with
     secret odd numbers a_c mod 2^32 and b_r mod 2^64: two given lists of tensors have the same hash
-    with probability of about 2^-31 over the key. One pass over the tensor on a CUDA device with Triton, a few passes
-    elsewhere. The result is a 64-bit number on the tensor's device; it is to be digested with a key
-    before anyone sees it.
+    with probability of about 2^-31 over the key. One pass over the tensors on a CUDA device with
+    Triton, a few passes elsewhere. The result is a 64-bit number on their device; it is to be
+    digested with a key before anyone sees it.
     """
 
     def __init__(self, key: bytes) -> None:

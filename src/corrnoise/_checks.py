@@ -38,7 +38,7 @@ def steps(name: str, value: object) -> int:
     if found > MOST_STEPS:
         raise ValueError(
             f"{name} must be at most {MOST_STEPS:,}, the most steps of a run, got {quoted(found)}; "
-            "use fewer steps or larger batches"
+            "use fewer steps or epochs, or larger batches"
         )
     return found
 

@@ -48,9 +48,8 @@ class DenseMechanism(Mechanism, kind="dense"):
         """B = AC⁻¹, n×n."""
         return _read_only(toeplitz.matrix(self.workload.coef) @ self.noising)
 
-    def sensitivity(self, participation: Participation) -> Sensitivity:
+    def certify(self, participation: Participation) -> Sensitivity:
         """The sensitivity of C: exact where C has at most b bands."""
-        participation.check_steps(self.num_steps, "mechanism")
         return _sensitivity.of_matrix(self.strategy, participation)
 
     @cached_property

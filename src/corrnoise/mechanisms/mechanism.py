@@ -103,9 +103,23 @@ class Mechanism(ABC):
 
     # Sensitivity and error.
 
-    @abstractmethod
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """The sensitivity of C, exact or a certified upper bound; the result says which."""
+        """The sensitivity of C: exact or a certified upper bound, and it says which.
+
+        It is computed once for each participation.
+        """
+        participation.check_steps(self.num_steps, "mechanism")
+        if participation not in self._sensitivities:
+            self._sensitivities[participation] = self.certify(participation)
+        return self._sensitivities[participation]
+
+    @cached_property
+    def _sensitivities(self) -> dict[Participation, Sensitivity]:
+        return {}
+
+    @abstractmethod
+    def certify(self, participation: Participation) -> Sensitivity:
+        """Compute the sensitivity of C for as many steps as it has."""
 
     @cached_property
     @abstractmethod

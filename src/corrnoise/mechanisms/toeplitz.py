@@ -57,9 +57,8 @@ class ToeplitzMechanism(Mechanism, kind="toeplitz"):
         series = self.noising * self.workload.series
         return self._finite("B", series.coef(self.num_steps))
 
-    def sensitivity(self, participation: Participation) -> Sensitivity:
+    def certify(self, participation: Participation) -> Sensitivity:
         """The sensitivity of C, exact or a certified upper bound; the result says which."""
-        participation.check_steps(self.num_steps, "mechanism")
         return _sensitivity.of_toeplitz(self.strategy_coef, participation)
 
     @cached_property

@@ -11,11 +11,12 @@ from torch.utils.data import DataLoader
 
 from corrnoise import _checks as checks
 from corrnoise import mechanisms, samplings
-from corrnoise._progress import Progress
+from corrnoise._progress import Bar, Progress
 from corrnoise.mechanisms import Mechanism
 from corrnoise.participation import Participation
 from corrnoise.planning import Plan
 from corrnoise.planning import plan as best_plan
+from corrnoise.planning.verification import trust
 from corrnoise.samplings import Calibration, Sampling, account, calibrate
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.workload import workload_of
@@ -92,13 +93,15 @@ class Request:
         return self._plan(found)
 
     def _plan(self, calibration: Calibration) -> Plan:
-        return Plan(
+        plan = Plan(
             num_examples=self.num_examples,
             batch_size=min(self.batch_size, self.num_examples),
             calibration=calibration,
             memory=self.memory,
             rounds=self.rounds,
         )
+        trust(plan)  # it was priced just now
+        return plan
 
     def _participation(self) -> Participation:
         if self.epochs is None:
@@ -162,11 +165,36 @@ def agreed(processes: Processes, make: Callable[[], Plan]) -> Plan:
     """The plan that the first process makes; all of them use it."""
     if processes.world_size == 1:
         return make()
-    return Plan.from_json(processes.agree(lambda: make().to_json()))
+    plan = Plan.from_json(processes.agree(lambda: make().to_json()))
+    trust(plan)  # it was priced by the first process of this run
+    return plan
 
 
-def check_plan(plan: Plan, loader: DataLoader[Any], epochs: int | None) -> None:
-    """Raise unless the plan fits the loader, and was priced for the coefficients that run."""
+def _verify(plan: Plan, processes: Processes) -> None:
+    """Verify the plan in the first process; raise unless it is the plan of the others too."""
+    with Bar("verifying the plan") as progress:
+        if processes.world_size == 1:
+            plan.verified(progress)
+            return
+        first = processes.agree(lambda: plan.verified(progress).to_json())
+    if first != plan.to_json():
+        raise ValueError(
+            "plan must be the same in every process, got one that differs from the first "
+            "process's; read it from the same file"
+        )
+
+
+def check_plan(
+    plan: Plan,
+    loader: DataLoader[Any],
+    epochs: int | None,
+    processes: Processes | None = None,
+) -> None:
+    """Raise unless the plan guarantees what it states, fits the loader, and was priced as it runs.
+
+    Only the first of several processes verifies; the plan of the others must be the same.
+    """
+    _verify(plan, processes or Processes())
     size, batches = len(loader.dataset), len(loader)  # type: ignore[arg-type]
     if plan.num_examples != size:
         raise ValueError(

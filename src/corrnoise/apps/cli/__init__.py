@@ -10,8 +10,8 @@ from corrnoise import _extras
 def main(args: list[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0 is success; 2 is bad input or a missing optional library, with exactly one line on standard
-    error. Anything unexpected is raised.
+    0 is success; 2 is bad input, a missing optional library or a want of memory or disk, with
+    exactly one line on standard error. Anything unexpected is raised.
 
     Args:
         args: the words after ``corrnoise``; those of the process by default.
@@ -28,12 +28,13 @@ def main(args: list[str] | None = None) -> int:
         if named is missing:  # no extra has it: a defect, not bad input
             raise
         return _refuse(str(named))
-    except ValueError as problem:
+    except (ValueError, OverflowError) as problem:  # of coefficients beyond the range of floats
         return _refuse(str(problem))
+    except MemoryError as problem:
+        return _refuse(f"not enough memory for a run of this size: {problem}")
     except OSError as problem:
-        if problem.filename is None:
-            raise
-        return _refuse(f"{problem.filename}: {problem.strerror}")
+        where = "" if problem.filename is None else f"{problem.filename}: "
+        return _refuse(where + (problem.strerror or str(problem)))
 
 
 def _refuse(message: str) -> int:

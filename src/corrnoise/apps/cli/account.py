@@ -59,6 +59,7 @@ def account(
             "exactly two of epsilon, delta and noise-multiplier must be given, got "
             f"{given}; the third is found"
         )
+    options.check_budget(epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier)
     part = options.participation(
         num_examples=num_examples,
         batch_size=batch_size,

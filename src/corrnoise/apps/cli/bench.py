@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 # What is calibrated for: the time hardly depends on it.
 _EPSILON, _DELTA = 8.0, 1e-5
+# The largest model, and the longest time for each noise.
+_MOST_PARAMETERS, _MOST_SECONDS = 1_000_000_000, 3600.0
 
 
 def bench(
@@ -56,8 +58,10 @@ def bench(
     from corrnoise.mechanisms import dp_sgd
     from corrnoise.samplings import calibrate
 
-    checks.integer("num-parameters", num_parameters, 1)
-    checks.number("seconds", seconds, 0.0)
+    checks.integer(
+        "num-parameters", num_parameters, 1, _MOST_PARAMETERS, "a vector of these takes 4 GB"
+    )
+    options.within("seconds", seconds, 0.0, _MOST_SECONDS)
     part = options.participation(num_steps=num_steps, max_participations=max_participations)
     workload = workloads.sgd(num_steps, momentum=momentum, decay=decay)
     families = options.families(mechanisms)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
+from corrnoise import _checks as checks
 from corrnoise import mechanisms, samplings
 from corrnoise.mechanisms import Family
 from corrnoise.participation import Participation
@@ -89,6 +91,25 @@ Samples = Annotated[
     int | None, typer.Option(help="Of a certificate: how many draws the accountant takes.")
 ]
 Seed = Annotated[int, typer.Option(help="Of a certificate: the seed of its draws.")]
+
+
+# The limits of a budget on the command line: beyond them no guarantee is meaningful, and accountants
+# run out of memory or digits.
+_LIMITS = {"epsilon": (1e-6, 1e4), "delta": (1e-100, 1.0), "noise_multiplier": (1e-2, 1e12)}
+
+
+def check_budget(**given: float | None) -> None:
+    """Raise unless ε, δ and the noise multiplier, as far as they are given, are within limits."""
+    for name, value in given.items():
+        if value is not None:
+            within(name, value, *_LIMITS[name])
+
+
+def within(name: str, value: float, low: float, high: float) -> float:
+    """Return ``value`` if it is in [low, high], or raise."""
+    if not low <= checks.number(name, value, -math.inf) <= high:
+        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value:g}")
+    return value
 
 
 def families(names: list[str] | None) -> list[Family]:

@@ -69,6 +69,7 @@ def plan(
     from corrnoise.apps.cli import terminal
 
     terminal.check_file(save)
+    options.check_budget(epsilon=epsilon, delta=delta)
     with Bar("planning") as progress:
         found = planning.plan(
             num_examples=num_examples,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # What --compare trains too: independent noise.
 _BASELINE = "dp_sgd"
+# The limits of learning rate and clip norm: in float32 their products must be finite.
+_LEAST, _MOST = 1e-12, 1e12
 
 
 def train(
@@ -83,15 +85,23 @@ def train(
       corrnoise train --data digits --epochs 3 --epsilon 3 --mechanism bisr --sampling fixed --compare
       corrnoise train --data digits --epochs 2 --epsilon 8 --mechanism bisr --sampling fixed --json
     """
+    from corrnoise import _checks as checks
     from corrnoise._rounding import rounded_up
     from corrnoise.apps import datasets
     from corrnoise.apps.cli import terminal
 
     if compare and key is not None:
         raise ValueError("key must be left out with --compare: each of the runs has its own")
+    options.check_budget(epsilon=epsilon, delta=delta)
+    options.within("clip_norm", clip_norm, _LEAST, _MOST)
+    if learning_rate is not None:
+        options.within("learning_rate", learning_rate, _LEAST, _MOST)
+    checks.integer("seed", seed, 0, 2**64 - 1)
+    _check_device(device)
+    given = None if plan is None else _read(plan)
     found = datasets.load(data, path=data_path, label=label, value_range=value_range)
-    if plan is not None:
-        chosen = _read(plan)
+    if given is not None:
+        chosen = given
     else:
         size = len(found.train)
         chosen = _plan(
@@ -151,14 +161,32 @@ def train(
 
 
 def _read(path: Path) -> Plan:
+    """The plan of a file, verified: nothing is loaded or trained by one that states too much."""
+    from corrnoise._progress import Bar
     from corrnoise.planning import Plan
 
-    text = path.read_text(encoding="utf-8")
     try:
-        return Plan.from_json(text)
-    except (ValueError, KeyError, TypeError) as problem:
+        plan = Plan.from_json(path.read_text(encoding="utf-8"))
+        with Bar("verifying the plan") as progress:
+            return plan.verified(progress)
+    except ValueError as problem:
         raise ValueError(
             f"plan must be a file that `corrnoise plan --save` wrote, got {path}: {problem}"
+        ) from None
+
+
+def _check_device(device: str) -> None:
+    """Raise unless the device is one that this machine has and that a model can be trained on."""
+    import torch
+
+    try:
+        if torch.device(device).type not in ("cpu", "cuda"):
+            raise ValueError(f"device must be cpu or cuda, got {device!r}; use cpu")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        raise ValueError(
+            f"device must be one that this machine has, got {device!r}: "
+            f"{str(problem).partition(chr(10))[0]}; use cpu"
         ) from None
 
 

@@ -140,7 +140,7 @@ def check_normals() -> None:
         out = torch.zeros(size, device=DEVICE)
         maker.add_weighted([out], ((0, size),), 0, np.ones(1, np.float32), 1.0)
         words = maker.words(0, 0, size).cpu().numpy().view(np.uint32)
-        exact = normals.box_muller_exact(words)
+        exact = normals.box_muller_exact(words, stream.refinement(0, 0))
         pairs = exact.reshape(-1, 2, 256)
         radius = np.hypot(pairs[:, 0], pairs[:, 1])[:, None]
         error = np.abs(out.cpu().numpy().astype(np.float64).reshape(-1, 2, 256) - pairs) / radius

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 
-from corrnoise.noise import Key
+from corrnoise.noise import Key, NoiseStream
+from corrnoise.noise.generator import normals
 
 _PATH = Path(__file__).parents[1] / "benchmarks" / "noise_statistics.py"
 _SPEC = importlib.util.spec_from_file_location("noise_statistics", _PATH)
@@ -29,6 +31,37 @@ def test_the_law_of_z(draws, rounds) -> None:
     checks = statistics.stream_checks(draws, KEY, rounds)
     assert len(checks) == 19
     assert [c for c in checks if not c.passed] == []
+
+
+@pytest.mark.parametrize(("low_bits", "end"), [(0xFF, 32), (0x00, 40)], ids=["6.66", "7.45"])
+@pytest.mark.parametrize("exact", [True, False], ids=["float64", "float32"])
+def test_the_law_of_the_tail(low_bits, end, exact) -> None:
+    """Radius words of 0, with the words of real second blocks: u is uniform below 2^-end.
+
+    So -2 ln u - 2·end·ln 2 is exponential with mean 2, and the normals follow the Gaussian tail.
+    The Kolmogorov-Smirnov test has a false-alarm rate of 1e-8, under a fixed key.
+    """
+    stream, size = NoiseStream(KEY), 1 << 14
+    words = np.random.default_rng(3).integers(0, 2**32, 2 * size, dtype=np.uint32)
+    words = words.reshape(-1, 2, 256)
+    words[:, 0] = 0
+    words[:, 1] &= np.uint32(0xFFFFFF00 | low_bits)
+    refinement = stream.refinement(0, 0)
+    if exact:
+        z = normals.box_muller_exact(words.reshape(-1), refinement)
+    else:
+        z = np.empty(words.size, np.float32)
+        scratch = normals.Scratch(np.empty(words.size, np.uint32))
+        normals.box_muller(words.reshape(-1), z, scratch, refinement)
+    pairs = z.reshape(-1, 2, 256).astype(np.float64)
+    square = np.sum(pairs**2, axis=1).reshape(-1)
+    excess = square - 2 * end * np.log(2)
+    assert excess.min() > -1e-4
+    assert scipy.stats.kstest(excess, "expon", args=(0, 2)).pvalue > 1e-8
+    assert np.sqrt(square.max()) > np.sqrt(2 * end * np.log(2)) + 1
+    # The angle is independent of the radius: half of the pairs on either side of each axis.
+    for z_side in (pairs[:, 0], pairs[:, 1]):
+        assert abs(np.mean(z_side > 0) - 0.5) < 6 * 0.5 / np.sqrt(size)
 
 
 def test_the_covariances_of_the_rows() -> None:

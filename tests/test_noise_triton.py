@@ -61,11 +61,17 @@ def test_words_far_out(start) -> None:
 
 
 @triton.jit
-def pairs_kernel(radius_words, angle_words, cos, sin, SIZE: tl.constexpr, FAST: tl.constexpr):
+def pairs_kernel(
+    radius_words, angle_words, highs, lows, cos, sin, SIZE: tl.constexpr, FAST: tl.constexpr
+):
     at = tl.arange(0, SIZE)
     r = tl.load(radius_words + at).to(tl.uint32, bitcast=True)
     a = tl.load(angle_words + at).to(tl.uint32, bitcast=True)
-    x, y = triton_kernel.normal_pair(r, a, -1.4142135623730951, FAST)
+    e = tl.load(highs + at).to(tl.uint32, bitcast=True)
+    d = tl.load(lows + at).to(tl.uint32, bitcast=True)
+    v = triton_kernel.fraction((e, e, e, e, e, e, e, e, d), 0)
+    f = triton_kernel.refine(triton_kernel.uniform(r, a), v)
+    x, y = triton_kernel.normal_pair(f, a, -1.4142135623730951, FAST)
     tl.store(cos + at, x)
     tl.store(sin + at, y)
 
@@ -77,16 +83,20 @@ def test_box_muller_keeps_its_accuracy_at_both_ends(fast) -> None:
     rng = np.random.default_rng(1)
     radius = rng.integers(0, 2**32, size, dtype=np.uint32)
     angle = rng.integers(0, 2**32, size, dtype=np.uint32)
+    high, low = (rng.integers(0, 2**32, size, dtype=np.uint32) for _ in range(2))
+    high[:60:2], low[:60:3] = 0, 0
     ends = [0, 1, 2, 255, 2**24, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 256, 2**32 - 2, 2**32 - 1]
     radius[: 4 * len(ends)] = np.repeat(np.array(ends, np.uint32), 4)
     radius[100:1100] = 2**32 - 1 - (2 ** rng.uniform(0, 31, 1000)).astype(np.uint32)
     radius[1100:2100] = (2 ** rng.uniform(0, 31, 1000)).astype(np.uint32)
+    radius[2100:2500] = rng.integers(0, 2**9, 400)
     angle[0:40:4] = angle[0:40:4] & np.uint32(0xFFFFFF00)
-    inputs = [torch.from_numpy(x.view(np.int32)).to(DEVICE) for x in (radius, angle)]
+    inputs = [torch.from_numpy(x.view(np.int32)).to(DEVICE) for x in (radius, angle, high, low)]
     cos, sin = (torch.empty(size, device=DEVICE) for _ in range(2))
     pairs_kernel[(1,)](*inputs, cos, sin, SIZE=size, FAST=fast)
     words = np.stack([radius.reshape(-1, 256), angle.reshape(-1, 256)], axis=1).reshape(-1)
-    exact = normals.box_muller_exact(words).reshape(-1, 2, 256)
+    exact = normals.box_muller_exact(words, lambda pairs: (high[pairs], low[pairs]))
+    exact = exact.reshape(-1, 2, 256)
     found = np.stack([x.cpu().numpy().reshape(-1, 256) for x in (cos, sin)], axis=1)
     size_of = np.hypot(exact[:, 0], exact[:, 1])[:, None]
     assert np.max(np.abs(found - exact) / size_of) < 1e-6
@@ -113,6 +123,45 @@ def test_one_call_for_tensors_of_all_kinds() -> None:
         assert torch.allclose(grad.float(), exact, rtol=unit, atol=2e-6)
         if size == 50 and CUDA:  # the interpreter does not round to nearest
             assert torch.mean((grad == exact.to(grad.dtype)).float()) > 0.9
+
+
+# (rounds, index of a pair in the tail) under this key, stream 7 and step 3; see test_noise_stream.
+TAILS = [(20, 21_109_780_133), (20, 1_099_616_730_255), (12, 42_193_488), (8, 38_757_917)]
+
+
+@pytest.mark.parametrize(("rounds", "index"), TAILS)
+def test_the_tail_of_the_reference(rounds, index) -> None:
+    """A sum of two steps of which one has a pair in the tail; the tile is cut on both sides."""
+    stream = NoiseStream(Key.from_bytes(bytes(range(32))), 7, rounds)
+    start, size = index - 300, 700
+    for first in (2, 3):
+        out = torch.zeros(size, device=DEVICE)
+        weights = np.array([0.5, -2.0], np.float32)
+        backend(stream).add_weighted([out], ((start, size),), first + 1, weights, 1.0)
+        z = [stream.normals(first + t, start, start + size, np.float64) for t in range(2)]
+        assert np.max(np.abs(out.cpu().numpy() - (0.5 * z[0] - 2.0 * z[1]))) < 1e-5
+        radius = np.hypot(z[3 - first][300], z[3 - first][556])
+        assert radius > 5.76
+
+
+@pytest.mark.parametrize("kind", ["lookahead", "filtered"])
+def test_the_tail_in_the_other_kernels(kind) -> None:
+    rounds, index = TAILS[3]
+    stream = NoiseStream(Key.from_bytes(bytes(range(32))), 7, rounds)
+    layout = ((index - 300, 700),)
+    z = [stream.normals(step, index - 300, index + 400, np.float64) for step in (2, 3)]
+    out, maker = torch.zeros(700, device=DEVICE), backend(stream)
+    state = maker.zeros(1, 700)
+    if kind == "lookahead":
+        rows = [np.ones(1, np.float32), np.array([0.5, 1.0], np.float32)]
+        maker.add_lookahead([out], layout, 2, rows, 0, 1.0, state)
+        expected, kept = z[0], 0.5 * z[0] + z[1]
+    else:
+        noise = CorrelatedNoise(cn.mechanisms.bisr(WORKLOAD, num_bands=2), KEY)
+        maker.add_filtered([out], layout, 3, noise._filter.window(1), 1.0, state)
+        expected, kept = z[1], z[1]
+    assert np.max(np.abs(out.cpu().numpy() - expected)) < 1e-5
+    assert np.max(np.abs(state[0].cpu().numpy() - kept)) < 1e-5
 
 
 def test_what_lies_around_a_tensor_is_left_alone() -> None:

@@ -29,7 +29,7 @@ PUBLIC = {
         ASSUMED BALLS_IN_BINS CYCLIC_POISSON DRAWN FIXED POISSON Batches Calibration Sampling
         account calibrate get names objections random_words register require
     """,
-    "corrnoise.noise": "CorrelatedNoise Key NoiseStream Scheme",
+    "corrnoise.noise": "CorrelatedNoise Key NoiseStream Scheme truncation",
     "corrnoise.planning": "Alternative Plan participation plan",
     "corrnoise.records": "Ledger Record Run Statement read_entries",
     "corrnoise.torch": "PrivacyEngine workload_of",

@@ -1,10 +1,12 @@
 import json
+import math
 
 import pages
 from hypothesis import given
 from hypothesis import strategies as st
 
 from corrnoise._rounding import rounded_up
+from corrnoise.noise import truncation
 from corrnoise.records import Statement
 
 
@@ -42,3 +44,43 @@ def test_the_text_has_every_row_and_caveat():
     for name, value in statement.rows():
         assert any(line.split() == f"{name} {value}".split() for line in text.splitlines())
     assert " ".join(statement.caveats.split()) in " ".join(text.split())
+
+
+def test_what_lies_beyond_the_normals_is_named_or_added():
+    plan = pages.fixed()
+    small = Statement.of(plan, clip_norm=1.5, num_parameters=10**8)
+    tau = truncation(plan.num_steps, 10**8)
+    assert small.truncation is not None
+    assert (1 + math.exp(4)) * tau <= small.truncation <= (1 + math.exp(4)) * tau * (1 + 1e-12)
+    assert small.truncation < 1e-3 * small.delta
+    assert small.delta == 1e-5
+    row = dict(small.rows())["Normals"]
+    assert row.startswith("untruncated to 12 standard deviations; what lies beyond adds at most ")
+    assert row.endswith(" to δ")
+    assert float(row.split()[-3]) >= small.truncation
+    assert "untruncated" not in small.caveats
+    assert Statement.from_dict(json.loads(small.to_json())) == small
+    large = Statement.of(plan, clip_norm=1.5, num_parameters=10**8, delta=1e-17)
+    assert large.truncation == small.truncation
+    assert large.delta >= 1e-17 + small.truncation
+    assert "which includes it" in dict(large.rows())["Normals"]
+    assert float(large.headline.split(", ")[1].split(")")[0]) >= large.delta
+
+
+def test_it_uses_the_larger_epsilon_and_does_not_overflow():
+    plan = pages.fixed()
+    early = Statement.of(plan, clip_norm=1.5, num_parameters=10**8, epsilon=0.1, steps_taken=1)
+    assert early.truncation == Statement.of(plan, num_parameters=10**8).truncation
+    vast = Statement.of(plan, clip_norm=1.5, num_parameters=10**8, epsilon=1e6)
+    assert vast.truncation == vast.delta == 1.0
+
+
+def test_unknown_normals_are_an_assumption():
+    statement = Statement.of(pages.fixed(), clip_norm=1.5)
+    assert statement.truncation is None
+    assert "Normals" not in dict(statement.rows())
+    assert "untruncated normals" in statement.caveats
+    before = {
+        k: v for k, v in statement.to_dict().items() if k not in ("truncation", "num_parameters")
+    }
+    assert Statement.from_dict(before) == statement  # a file from before these fields

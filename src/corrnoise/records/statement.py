@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from corrnoise import _formats
-from corrnoise._rounding import rounded_up
+from corrnoise._rounding import rounded_down, rounded_up
 from corrnoise._version import __version__
+from corrnoise.noise.generator.normals import LARGEST_RADIUS, truncation
 from corrnoise.planning import Plan
+
+# A remainder of the normals above this part of δ is added to the δ that is stated.
+_SMALL = 1e-3
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,7 @@ class Statement:
 
     Attributes:
         epsilon: ε of what was released so far, at ``delta``.
+        delta: δ; it includes ``truncation`` unless that is below 1e-3 of it.
         planned_epsilon: ε of the whole run; what to quote where the stop depended on results.
         kind: "exact", "bound" or "certified", as in ``Calibration``.
         failure_probability: of the certificate; 0 unless certified.
@@ -32,6 +38,10 @@ class Statement:
         publishes: what leaves the process: every step, or checkpoints alone.
         sensitivity: of the strategy matrix, and whether it is exact.
         versions: of the software that made the numbers.
+        num_parameters: the length of the noise; ``None`` where it is not known, or where the
+            normals are not those of the stream.
+        truncation: what the largest radius of the normals adds to δ at most, (1 + e^ε)·τ as in
+            ``docs/noise-stream.md``.
     """
 
     epsilon: float
@@ -61,6 +71,8 @@ class Statement:
     run_id: str | None
     publishes: str
     versions: dict[str, str]
+    num_parameters: int | None = None
+    truncation: float | None = None
 
     @staticmethod
     def of(
@@ -74,6 +86,7 @@ class Statement:
         key_fingerprint: str | None = None,
         run_id: str | None = None,
         publishes: str = "steps",
+        num_parameters: int | None = None,
     ) -> Statement:
         """The statement of a plan, or of a run of it that took some steps.
 
@@ -87,12 +100,21 @@ class Statement:
             key_fingerprint: of the noise key.
             run_id: of the run.
             publishes: what releases a step: "steps", or "checkpoints" alone.
+            num_parameters: of the model, where the normals are those of the stream.
         """
         what, part = plan.calibration, plan.participation
         found = plan.mechanism.sensitivity(part)
+        epsilon = what.epsilon if epsilon is None else epsilon
+        delta = what.delta if delta is None else delta
+        beyond = None
+        if num_parameters is not None:
+            largest = max(epsilon, what.epsilon)
+            beyond = _remainder(largest, part.num_steps, num_parameters)
+            if beyond > _SMALL * delta:
+                delta = min(1.0, math.nextafter(delta + beyond, math.inf))
         return Statement(
-            epsilon=what.epsilon if epsilon is None else epsilon,
-            delta=what.delta if delta is None else delta,
+            epsilon=epsilon,
+            delta=delta,
             planned_epsilon=what.epsilon,
             kind=what.kind,
             failure_probability=what.failure_probability,
@@ -118,6 +140,8 @@ class Statement:
             run_id=run_id,
             publishes=publishes,
             versions=versions(),
+            num_parameters=num_parameters,
+            truncation=beyond,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,11 +177,13 @@ class Statement:
     @property
     def caveats(self) -> str:
         """What the guarantee assumes, and what it does not cover."""
+        exact = "arithmetic without rounding"
+        if self.truncation is None:
+            exact += " and untruncated normals"
         return (
-            "It assumes arithmetic without rounding and untruncated normals (those of the stream "
-            "end at 7.54 standard deviations), a key that nobody else has, and a number of steps "
-            "that was not chosen by looking at the results (else quote the whole run). It does not "
-            "cover other uses of the data, such as a search for hyperparameters."
+            f"It assumes {exact}, a key that nobody else has, and a number of steps that was not "
+            "chosen by looking at the results (else quote the whole run). It does not cover other "
+            "uses of the data, such as a search for hyperparameters."
         )
 
     def rows(self) -> list[tuple[str, str]]:
@@ -194,6 +220,15 @@ class Statement:
             ("Noise source", self.noise_source),
             ("Accountant", self.accountant),
         ]
+        if self.truncation is not None:
+            included = ", which includes it" if self.truncation > _SMALL * self.delta else ""
+            rows.append(
+                (
+                    "Normals",
+                    f"untruncated to {rounded_down(LARGEST_RADIUS, 3)} standard deviations; what "
+                    f"lies beyond adds at most {rounded_up(self.truncation, 2)} to δ{included}",
+                )
+            )
         if self.epsilon_without_sampling is not None:
             surely = rounded_up(self.epsilon_without_sampling)
             rows.append(("With certainty", f"ε = {surely} for the whole run"))
@@ -220,6 +255,12 @@ class Statement:
         width = max(len(name) for name, _ in rows)
         body = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
         return f"{self.headline}\n\n{body}\n\n{textwrap.fill(self.caveats, 88)}\n"
+
+
+def _remainder(epsilon: float, num_steps: int, num_parameters: int) -> float:
+    """What the end of the normals adds to δ at most: (1 + e^ε)·τ."""
+    tau = truncation(num_steps, num_parameters)
+    return min(1.0, (1.0 + math.exp(min(epsilon, 500.0))) * tau * (1.0 + 1e-15))
 
 
 def versions() -> dict[str, str]:

@@ -298,6 +298,7 @@ class PrivacyEngine:
             key_fingerprint=run.key.fingerprint,
             run_id=run.header["run_id"],
             publishes=run.header["publishes"],
+            num_parameters=run.num_parameters if run.noise else None,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Setup:
         header: what must not change until the end; as in the ledger.
         clip_norm: C; of all layers together where each has its own.
         processes: this one among those that train the model.
+        num_parameters: of the whole model, whichever part of it this process holds.
         generator: torch's, where it makes the noise instead of the stream.
     """
 
@@ -48,6 +49,7 @@ class Setup:
     header: Mapping[str, Any]
     clip_norm: float
     processes: Processes
+    num_parameters: int
     generator: torch.Generator | None = None
 
 
@@ -150,6 +152,7 @@ def set_up(
         book.header,
         options.clip_norm,
         processes,
+        placement.num_parameters,
         options.noise_generator,
     )
     return setup, wrapped.returned

@@ -12,7 +12,8 @@ Rotations and exclusive ors use the integer pipe, which is the bottleneck: ChaCh
 operations per index. An integer is read as a tiny float and not converted. Three of the four
 columns of the first round are the same for all indices and run on the uniform datapath; the fourth
 does not depend on the step and is hoisted out of the loop over steps. The compiler unrolls all
-rounds.
+rounds of the first pass, as long as a double round is a function of its own, and none of those of
+the rare second pass.
 
 Variants that were measured on an H200, for four draws, and rejected (``benchmarks/noise-h200.md``):
 products in place of additions, shifts and masks relieve the integer pipe and still cost 1 % for one
@@ -25,8 +26,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from corrnoise.noise.generator import normals as normals_definition
+
 # A tensor's row in the table: address, flat offset, size, first program, first state element.
 TABLE_COLUMNS = tl.constexpr(5)
+# A pair with a radius word below this takes 64 more bits of u from a second block.
+TAIL = tl.constexpr(normals_definition.TAIL)
 
 
 @triton.jit
@@ -49,6 +54,24 @@ def quarter(a, b, c, d):
 
 
 @triton.jit
+def diagonals(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15):
+    x0, x5, x10, x15 = quarter(x0, x5, x10, x15)
+    x1, x6, x11, x12 = quarter(x1, x6, x11, x12)
+    x2, x7, x8, x13 = quarter(x2, x7, x8, x13)
+    x3, x4, x9, x14 = quarter(x3, x4, x9, x14)
+    return x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
+
+
+@triton.jit
+def double_round(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15):
+    x0, x4, x8, x12 = quarter(x0, x4, x8, x12)
+    x1, x5, x9, x13 = quarter(x1, x5, x9, x13)
+    x2, x6, x10, x14 = quarter(x2, x6, x10, x14)
+    x3, x7, x11, x15 = quarter(x3, x7, x11, x15)
+    return diagonals(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)
+
+
+@triton.jit
 def chacha_block(key, tail, ROUNDS: tl.constexpr):
     """The 16 words of each lane's block; ``key`` and ``tail`` are words 4 to 11 and 12 to 15."""
     s0 = tl.full((), 0x61707865, tl.uint32)
@@ -60,36 +83,26 @@ def chacha_block(key, tail, ROUNDS: tl.constexpr):
     x1, x5, x9, x13 = quarter(s1, key[1], key[5], tail[1])
     x2, x6, x10, x14 = quarter(s2, key[2], key[6], tail[2])
     x3, x7, x11, x15 = quarter(s3, key[3], key[7], tail[3])
-    x0, x5, x10, x15 = quarter(x0, x5, x10, x15)
-    x1, x6, x11, x12 = quarter(x1, x6, x11, x12)
-    x2, x7, x8, x13 = quarter(x2, x7, x8, x13)
-    x3, x4, x9, x14 = quarter(x3, x4, x9, x14)
-    for _ in range(ROUNDS // 2 - 1):
-        x0, x4, x8, x12 = quarter(x0, x4, x8, x12)
-        x1, x5, x9, x13 = quarter(x1, x5, x9, x13)
-        x2, x6, x10, x14 = quarter(x2, x6, x10, x14)
-        x3, x7, x11, x15 = quarter(x3, x7, x11, x15)
-        x0, x5, x10, x15 = quarter(x0, x5, x10, x15)
-        x1, x6, x11, x12 = quarter(x1, x6, x11, x12)
-        x2, x7, x8, x13 = quarter(x2, x7, x8, x13)
-        x3, x4, x9, x14 = quarter(x3, x4, x9, x14)
+    x = diagonals(x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15)
+    for _ in tl.range(0, ROUNDS // 2 - 1):
+        x = double_round(*x)
     return (
-        x0 + s0,
-        x1 + s1,
-        x2 + s2,
-        x3 + s3,
-        x4 + key[0],
-        x5 + key[1],
-        x6 + key[2],
-        x7 + key[3],
-        x8 + key[4],
-        x9 + key[5],
-        x10 + key[6],
-        x11 + key[7],
-        x12 + tail[0],
-        x13 + tail[1],
-        x14 + tail[2],
-        x15 + tail[3],
+        x[0] + s0,
+        x[1] + s1,
+        x[2] + s2,
+        x[3] + s3,
+        x[4] + key[0],
+        x[5] + key[1],
+        x[6] + key[2],
+        x[7] + key[3],
+        x[8] + key[4],
+        x[9] + key[5],
+        x[10] + key[6],
+        x[11] + key[7],
+        x[12] + tail[0],
+        x[13] + tail[1],
+        x[14] + tail[2],
+        x[15] + tail[3],
     )
 
 
@@ -99,20 +112,46 @@ def unary(ASM: tl.constexpr, x):
 
 
 @triton.jit
-def normal_pair(radius_word, angle_word, weight, FAST: tl.constexpr):
-    """Box-Muller on one pair of words, in float32, times weight·(-√½).
-
-    FAST uses the special-function unit. The factor saves products: -ln u is easier to compute than
-    -2 ln u, and θ - π, a signed angle, is more accurate than θ.
-
-    f is u, or u - 1 where the top bit of the radius word is set. In that case -ln(1 + f) is f times
-    a polynomial, with a relative error of 2.4e-7, since lg2.approx has an absolute error near 1.
-    """
+def uniform(radius_word, angle_word):
+    """Compute f = u of one pair of words, or u - 1 where the top bit of the radius word is set."""
     # Read as a float, an integer below 2^24 is the integer times 2^-149.
-    angle = (angle_word >> 8).to(tl.float32, bitcast=True)
     low = (angle_word & 0xFF).to(tl.float32, bitcast=True)
     low = low * 6.490371073168535e32 + 4.547473508864641e-13  # 2^109, 2^-41
-    f = radius_word.to(tl.int32, bitcast=True).to(tl.float32) * 2.3283064365386963e-10 + low
+    return radius_word.to(tl.int32, bitcast=True).to(tl.float32) * 2.3283064365386963e-10 + low
+
+
+@triton.jit
+def smallest(words, least):
+    """The least of ``least`` and the radius words of each lane's block."""
+    a = tl.minimum(tl.minimum(words[0], words[1]), tl.minimum(words[2], words[3]))
+    b = tl.minimum(tl.minimum(words[4], words[5]), tl.minimum(words[6], words[7]))
+    return tl.minimum(least, tl.minimum(a, b))
+
+
+@triton.jit
+def fraction(second, J: tl.constexpr):
+    """v/2^40 of pair J, from the words of the second block: 2^-72·E + (2^-104·F + 2^-105)."""
+    low = second[J + 8].to(tl.float32) * 4.930380657631324e-32 + 2.465190328815662e-32
+    return second[J].to(tl.float32) * 2.1175823681357508e-22 + low
+
+
+@triton.jit
+def refine(f, fraction):
+    """Replace f in the tail, where it is (N + 1/2)/2^40, exactly, by (N + v)/2^40."""
+    tail = (f >= 0.0) & (f < TAIL * 2.0**-32)
+    return tl.where(tail, (f - 4.547473508864641e-13) + fraction, f)  # 2^-41
+
+
+@triton.jit
+def normal_pair(f, angle_word, weight, FAST: tl.constexpr):
+    """Box-Muller on one pair, in float32, times weight·(-√½).
+
+    FAST uses the special-function unit. The factor saves products: -ln u is easier to compute than
+    -2 ln u, and θ - π, a signed angle, is more accurate than θ. Where f is u - 1, -ln(1 + f) is f
+    times a polynomial, with a relative error of 2.4e-7, since lg2.approx has an absolute error
+    near 1.
+    """
+    angle = (angle_word >> 8).to(tl.float32, bitcast=True)
     p = f * 1.15861402865116 + 1.0360389862196113
     p = p * f + 0.7545884200503934
     p = p * f - 0.048358057099842304
@@ -136,17 +175,44 @@ def normal_pair(radius_word, angle_word, weight, FAST: tl.constexpr):
 
 
 @triton.jit
-def normals(words, weight, FAST: tl.constexpr):
+def uniforms(words):
+    """Compute f of the 8 pairs of each lane's block."""
+    f = ()
+    for j in tl.static_range(8):
+        f = f + (uniform(words[j], words[j + 8]),)
+    return f
+
+
+@triton.jit
+def fractions(second):
+    """v/2^40 of the 8 pairs of each lane's block."""
+    v = ()
+    for j in tl.static_range(8):
+        v = v + (fraction(second, j),)
+    return v
+
+
+@triton.jit
+def refined(f, v):
+    """Refine the 8 pairs of each lane's block."""
+    result = ()
+    for j in tl.static_range(8):
+        result = result + (refine(f[j], v[j]),)
+    return result
+
+
+@triton.jit
+def normals(f, words, weight, FAST: tl.constexpr):
     """The 16 normals of each lane's block, times a weight."""
     weight = weight * -1.4142135623730951
-    z0, z8 = normal_pair(words[0], words[8], weight, FAST)
-    z1, z9 = normal_pair(words[1], words[9], weight, FAST)
-    z2, z10 = normal_pair(words[2], words[10], weight, FAST)
-    z3, z11 = normal_pair(words[3], words[11], weight, FAST)
-    z4, z12 = normal_pair(words[4], words[12], weight, FAST)
-    z5, z13 = normal_pair(words[5], words[13], weight, FAST)
-    z6, z14 = normal_pair(words[6], words[14], weight, FAST)
-    z7, z15 = normal_pair(words[7], words[15], weight, FAST)
+    z0, z8 = normal_pair(f[0], words[8], weight, FAST)
+    z1, z9 = normal_pair(f[1], words[9], weight, FAST)
+    z2, z10 = normal_pair(f[2], words[10], weight, FAST)
+    z3, z11 = normal_pair(f[3], words[11], weight, FAST)
+    z4, z12 = normal_pair(f[4], words[12], weight, FAST)
+    z5, z13 = normal_pair(f[5], words[13], weight, FAST)
+    z6, z14 = normal_pair(f[6], words[14], weight, FAST)
+    z7, z15 = normal_pair(f[7], words[15], weight, FAST)
     return z0, z1, z2, z3, z4, z5, z6, z7, z8, z9, z10, z11, z12, z13, z14, z15
 
 

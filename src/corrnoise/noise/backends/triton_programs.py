@@ -8,15 +8,20 @@ import triton
 import triton.language as tl
 
 from corrnoise.noise.backends.triton_kernel import (
+    TAIL,
     add16,
     axpy,
     chacha_block,
+    fractions,
     load16,
     load_key,
     locate,
     normals,
     plus16,
+    refined,
+    smallest,
     store16,
+    uniforms,
     zeros16,
 )
 
@@ -32,10 +37,40 @@ def block_words(key, counter, word13, step, stream_id, ROUNDS: tl.constexpr):
 
 
 @triton.jit
-def draw(weight, key, counter, word13, step, stream_id, ROUNDS: tl.constexpr, FAST: tl.constexpr):
-    """The 16 normals of each lane at a step, times a weight."""
+def draw(
+    weight, key, counter, word13, step, stream_id, least,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
+):  # fmt: skip
+    """The 16 normals of each lane at a step, times a weight, and the least radius word so far.
+
+    The second block is computed first, since 8 numbers of it are kept, and 16 of the other.
+    """
+    if REFINED:
+        high_bit = tl.full((), 0x80000000, tl.uint32)
+        second = block_words(key, counter, word13 | high_bit, step, stream_id, ROUNDS)
+        v = fractions(second)
     words = block_words(key, counter, word13, step, stream_id, ROUNDS)
-    return normals(words, weight, FAST)
+    f = uniforms(words)
+    if REFINED:
+        f = refined(f, v)
+    return normals(f, words, weight, FAST), smallest(words, least)
+
+
+@triton.jit
+def none_yet(BLOCK: tl.constexpr):
+    """The least radius word before the first draw."""
+    return tl.full([BLOCK], 0xFFFFFFFF, tl.uint32)
+
+
+@triton.jit
+def in_tail(least):
+    """Whether a draw of the program has a pair in the tail; all draws are then made again.
+
+    One draw of a program in 16,000 has one, and a second block in every draw would cost twice the
+    time. The test at the end of a program costs one minimum for each radius word, and no exchange
+    between threads inside the loop.
+    """
+    return tl.min(least, axis=0) < TAIL
 
 
 @triton.jit(do_not_specialize=OPEN)
@@ -47,13 +82,29 @@ def add_weighted(
     """Gradient += scale·Σ_t weights[t]·z[step + t] for t < count: one read, one write."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    noise = zeros16(BLOCK)
+    noise, least = weighted_sum(
+        weights, count, scale, key, counter, word13, step, stream_id, BLOCK, ROUNDS, FAST, False
+    )
+    if in_tail(least):
+        noise, least = weighted_sum(
+            weights, count, scale, key, counter, word13, step, stream_id, BLOCK, ROUNDS, FAST, True
+        )
+    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+
+
+@triton.jit
+def weighted_sum(
+    weights, count, scale, key, counter, word13, step, stream_id,
+    BLOCK: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
+):  # fmt: skip
+    """The sum of ``add_weighted``, and the least radius word."""
+    noise, least = zeros16(BLOCK), none_yet(BLOCK)
     for _ in range(count):
         weight = tl.load(weights) * scale
-        z = draw(weight, key, counter, word13, step, stream_id, ROUNDS, FAST)
+        z, least = draw(weight, key, counter, word13, step, stream_id, least, ROUNDS, FAST, REFINED)
         noise = plus16(z, noise)
         weights, step = weights + 1, step + 1
-    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+    return noise, least
 
 
 @triton.jit(do_not_specialize=[*OPEN, "use", "stride"])
@@ -66,15 +117,13 @@ def add_lookahead(
     """Rows Σ_t weights[t, r]·z[step + t], r < ROWS: row ``use`` is added, rows 1, … are stored."""
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    sums = ()
-    for _r in tl.static_range(ROWS):
-        sums = sums + (zeros16(BLOCK),)
-    for t in range(count):
-        z = draw(1.0, key, counter, word13, step + t, stream_id, ROUNDS, FAST)
-        new = ()
-        for r in tl.static_range(ROWS):
-            new = new + (axpy(tl.load(weights + t * ROWS + r), z, sums[r]),)
-        sums = new
+    sums, least = weighted_rows(
+        weights, count, key, counter, word13, step, stream_id, ROWS, BLOCK, ROUNDS, FAST, False
+    )
+    if in_tail(least):
+        sums, least = weighted_rows(
+            weights, count, key, counter, word13, step, stream_id, ROWS, BLOCK, ROUNDS, FAST, True
+        )
     here = tl.load(row + 4) + start
     noise = zeros16(BLOCK)
     for r in tl.static_range(ROWS):
@@ -82,6 +131,27 @@ def add_lookahead(
             store16(state + (r - 1) * stride.to(tl.int64) + here, sums[r], low, high, BLOCK, False)
         noise = axpy(tl.where(use == r, scale, 0.0), sums[r], noise)
     add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+
+
+@triton.jit
+def weighted_rows(
+    weights, count, key, counter, word13, step, stream_id,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
+):  # fmt: skip
+    """The rows of ``add_lookahead``, and the least radius word."""
+    sums, least = (), none_yet(BLOCK)
+    for _r in tl.static_range(ROWS):
+        sums = sums + (zeros16(BLOCK),)
+    for t in range(count):
+        z, least = draw(
+            1.0, key, counter, word13, step + t, stream_id, least, ROUNDS, FAST, REFINED
+        )
+        new = ()
+        for r in tl.static_range(ROWS):
+            new = new + (axpy(tl.load(weights + t * ROWS + r), z, sums[r]),)
+        sums = new
+    return sums, least
 
 
 @triton.jit(do_not_specialize=["scale"])
@@ -110,12 +180,14 @@ def add_filtered(
     """
     row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
     key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    x, before = zeros16(BLOCK), zeros16(BLOCK)
     oldest = step - tl.load(shapes) - count
-    for t in range(count + 1):
-        at = tl.where(t == count, step, oldest + t)
-        x = draw(1.0, key, counter, word13, at, stream_id, ROUNDS, FAST)
-        before = axpy(tl.load(weights + t), x, before)
+    x, before, least = newest_and_older(
+        weights, count, oldest, key, counter, word13, step, stream_id, BLOCK, ROUNDS, FAST, False
+    )
+    if in_tail(least):
+        x, before, least = newest_and_older(
+            weights, count, oldest, key, counter, word13, step, stream_id, BLOCK, ROUNDS, FAST, True
+        )
     here = state + tl.load(row + 4) + start
     pointer = tl.load(row).to(tl.pointer_type(DTYPE)) + start
     if (low == 0) & (high == 16 * BLOCK):
@@ -128,6 +200,20 @@ def add_filtered(
             pointer, here, x, before, coefs, shapes, scale, stride, low, high,
             SECTIONS, RECURSIVE, WRITE, BLOCK, False,
         )  # fmt: skip
+
+
+@triton.jit
+def newest_and_older(
+    weights, count, oldest, key, counter, word13, step, stream_id,
+    BLOCK: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
+):  # fmt: skip
+    """z[step], the weighted sum of the older z of ``add_filtered``, and the least radius word."""
+    x, before, least = zeros16(BLOCK), zeros16(BLOCK), none_yet(BLOCK)
+    for t in range(count + 1):
+        at = tl.where(t == count, step, oldest + t)
+        x, least = draw(1.0, key, counter, word13, at, stream_id, least, ROUNDS, FAST, REFINED)
+        before = axpy(tl.load(weights + t), x, before)
+    return x, before, least
 
 
 @triton.jit

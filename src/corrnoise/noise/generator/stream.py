@@ -10,15 +10,23 @@ import numpy.typing as npt
 
 from corrnoise import _checks as checks
 from corrnoise.noise.generator import keystream, normals
-from corrnoise.noise.generator.chacha import ROUNDS, Words
+from corrnoise.noise.generator.chacha import ROUNDS, WORDS_PER_BLOCK, Words
 from corrnoise.noise.generator.key import Key
-from corrnoise.noise.generator.normals import GROUP, Normals, Scratch
+from corrnoise.noise.generator.normals import (
+    GROUP,
+    GROUP_BLOCKS,
+    Normals,
+    Refinement,
+    Scratch,
+)
 
 # Words computed at a time: few enough to stay in cache, enough that threads seldom wait for the
 # interpreter's lock (on two threads 2^16 gives a speed-up of 1.2, 2^18 one of 1.8).
 TILE = 1 << 18
 LARGEST_WORD = (1 << 32) - 1
 LARGEST_INDEX = (1 << 63) - 1
+# Indices are below 2^63, so the blocks of words are below 2^59: these are others.
+REFINEMENT_BLOCK = 1 << 63
 
 
 class Workspace:
@@ -85,7 +93,8 @@ class NoiseStream:
             else:
                 first = low - low % GROUP
                 words = self.fill_words(step, first, -(-high // GROUP) * GROUP, workspace)
-                part = normals.box_muller_exact(words)[low - first : high - first]
+                exact = normals.box_muller_exact(words, self.refinement(step, first))
+                part = exact[low - first : high - first]
             result[low - start : high - start] = part
         return result
 
@@ -106,8 +115,32 @@ class NoiseStream:
         first = start - start % GROUP
         size = -(-stop // GROUP) * GROUP - first
         words = self.fill_words(step, first, first + size, workspace)
-        normals.box_muller(words, workspace.normals[:size], workspace.scratch)
+        refinement = self.refinement(step, first)
+        normals.box_muller(words, workspace.normals[:size], workspace.scratch, refinement)
         return workspace.normals[start - first : stop - first]
+
+    def refinement(self, step: int, first: int) -> Refinement:
+        """The second words of pairs in the tail, in groups that begin at index ``first``."""
+
+        def words(pairs: npt.NDArray[np.intp]) -> tuple[Words, Words]:
+            high, low = (np.empty(pairs.size, dtype=np.uint32) for _ in range(2))
+            block = np.empty(WORDS_PER_BLOCK, dtype=np.uint32)
+            for k, pair in enumerate(pairs.tolist()):
+                group, place = divmod(pair, GROUP // 2)
+                j, lane = divmod(place, GROUP_BLOCKS)
+                number = REFINEMENT_BLOCK + first // 16 + GROUP_BLOCKS * group + lane
+                keystream.fill(
+                    block,
+                    self.secret,
+                    stream=self.stream,
+                    step=step,
+                    block=number,
+                    rounds=self.rounds,
+                )
+                high[k], low[k] = block[j], block[j + 8]
+            return high, low
+
+        return words
 
     def _check(self, step: int, start: int, stop: int) -> tuple[int, int, int]:
         step = checks.integer("step", step, 0, LARGEST_WORD, "a step is a 32-bit number")

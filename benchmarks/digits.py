@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import corrnoise as cn
 from corrnoise import _files
+from corrnoise._rounding import with_decimals
 from corrnoise.torch import PrivacyEngine
 
 EPSILON, DELTA, BATCH, CLIP, MOMENTUM = 3.0, 1e-4, 64, 1.0, 0.9
@@ -137,7 +138,8 @@ def table(result: dict[str, object]) -> str:
     ]
     for row in result["rows"]:  # type: ignore[attr-defined]
         lines.append(
-            f"| {row['method']} | {row['noise_multiplier']:.2f} | {row['error']:.0f} | "
+            f"| {row['method']} | {with_decimals(row['noise_multiplier'], 2)} | "
+            f"{row['error']:.0f} | "
             f"{row['learning_rate']:g} | {100 * row['mean']:.1f} ± "
             f"{100 * row['standard_error']:.1f} % |"
         )

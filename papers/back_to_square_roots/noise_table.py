@@ -9,6 +9,7 @@ from typing import Any
 import corrnoise as cn
 from corrnoise import _tables
 from corrnoise._progress import Progress, tracked
+from corrnoise._rounding import with_decimals
 
 from . import markdown, style
 from .markdown import Claim
@@ -153,7 +154,7 @@ def report(result: dict[str, Any]) -> str:
         for name in datasets:
             for sampling in SAMPLINGS:
                 (row,) = select(rows, dataset=name, method=method, sampling=sampling)
-                line += [f"{row['noise_multiplier']:.3f}", f"{row['printed']:.1f}"]
+                line += [with_decimals(row["noise_multiplier"], 3), f"{row['printed']:.1f}"]
         lines.append(line)
     certified, exact = (
         ", ".join(sorted({row["kind"] for row in select(rows, sampling=sampling)}))

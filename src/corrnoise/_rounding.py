@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 # Relative: the accountants move every result by as much to the private side, and that margin is not
 # to cost a digit: 9 stays 9.
@@ -35,3 +35,13 @@ def rounded_down(value: float, digits: int = 4) -> str:
         return near
     down = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(repr(value))
     return f"{float(down):.{digits}g}"
+
+
+def with_decimals(value: float, decimals: int) -> str:
+    """``value`` with so many decimals and never below it: a noise multiplier in a table.
+
+    >>> with_decimals(5.683447, 3), with_decimals(1.5, 2)
+    ('5.684', '1.50')
+    """
+    down = Decimal(repr(float(value) * (1.0 - _MARGIN)))
+    return str(down.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_CEILING))

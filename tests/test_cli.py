@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from importlib import metadata
 
 import pytest
@@ -26,6 +27,9 @@ EXAMPLES = [
     if line.strip().startswith("corrnoise ")
 ]
 RUN = "--num-examples 600 --batch-size 50 --epochs 4 --epsilon 3 --delta 1e-6"
+TRAIN = "train --data digits --batch-size 288 --mechanism bisr --num-bands 4 --sampling fixed"
+BUDGET = "--epsilon 1 --delta 0.1"
+HUGE = "1" + "0" * 400
 
 
 @pytest.fixture
@@ -244,11 +248,134 @@ def test_numbers_to_copy_are_rounded_up(run):
 
 
 def test_a_file_that_is_no_plan_is_refused(run, tmp_path):
-    for text in ("{}", '{"format": 1}', "[]", "no JSON"):
-        (tmp_path / "plan.json").write_text(text)
+    texts = (b"{}", b'{"format": 1}', b"[]", b"null", b"no JSON", b"", b"[" * 100_000, b"1" * 5000)
+    for text in (*texts, bytes(range(256))):
+        (tmp_path / "plan.json").write_bytes(text)
         status, out, err = run("train --data digits --plan plan.json")
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert "plan must be a file that `corrnoise plan --save` wrote" in err
+    for path, words in ((".", "Is a directory"), ("nowhere", "No such file")):
+        status, out, err = run(f"train --data digits --plan {path}")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert words in err
+
+
+def test_an_edited_plan_is_refused_before_the_data_is_loaded(run, tmp_path, monkeypatch):
+    plan = cn.plan(
+        num_examples=1437, batch_size=288, epochs=1, epsilon=3, delta=1e-4, sampling="fixed",
+        mechanisms=["bisr"],
+    )  # fmt: skip
+    monkeypatch.setattr("corrnoise.apps.datasets.load", lambda *_, **__: 1 / 0)
+    for field, value in (("noise_multiplier", 0.001), ("epsilon", 0.001), ("kind", "magic")):
+        data = plan.to_dict()
+        data["calibration"][field] = value
+        (tmp_path / "plan.json").write_text(json.dumps(data))
+        status, out, err = run("train --data digits --plan plan.json")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert field in err
+
+
+# Hostile values
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        *[
+            (f"{TRAIN} --epochs 1 --device {device}", "device must be")
+            for device in ("tpu", "meta", "cuda", "cuda:99", "cpu:-1", "xla", "mps", "''", "'a b'")
+        ],
+        *[
+            (f"{TRAIN} --epochs 1 --{name} {value}", name.replace("-", "_"))
+            for name in ("learning-rate", "clip-norm")
+            for value in ("1e308", "1e38", "1e-320", "nan", "inf", "-1", "0")
+        ],
+        (f"{TRAIN} --epochs 1 --seed {HUGE}", "seed must be in"),
+        (f"{TRAIN} --epochs 1 --seed -1", "seed must be in"),
+        (f"{TRAIN} --epochs 100000000", "num_steps must be at most 10,000,000"),
+        (f"{TRAIN} --epochs {HUGE}", "num_steps must be at most 10,000,000"),
+        (f"{TRAIN} --epochs 1 --epsilon 1e308", "epsilon must be in"),
+        (f"{TRAIN} --epochs 1 --delta 1e-308", "delta must be in"),
+        *[
+            (f"plan --num-examples 600 --batch-size 50 --epsilon 3 --delta 1e-6 {more}", words)
+            for more, words in (
+                ("--epochs 100000000", "num_steps must be at most 10,000,000"),
+                (f"--epochs {HUGE}", "num_steps must be at most 10,000,000"),
+                ("--num-steps 1000000000000", "num_steps must be at most 10,000,000"),
+                (f"--num-steps {HUGE}", "num_steps must be at most 10,000,000"),
+                ("--epochs 4 --sampling fixed --momentum 1e308", "momentum must be"),
+                ("--epochs 4 --failure-probability 1e308", "failure_probability must be"),
+                ("--epochs 4 --samples 1000000000", "samples must be in"),
+                (f"--epochs 4 --samples {HUGE}", "samples must be in"),
+                ("--epochs 4 --seed -1", "seed must be"),
+                ("--epochs 4 --memory nan", "memory must be"),
+                (f"--epochs 4 --num-bands {HUGE}", "num_bands must be in"),
+            )
+        ],
+        *[
+            (f"plan --num-examples 600 --batch-size 50 --epochs 4 {more}", words)
+            for more, words in (
+                ("--epsilon 1e308 --delta 1e-6", "epsilon must be in"),
+                ("--epsilon 1e7 --delta 1e-6 --sampling poisson", "epsilon must be in"),
+                ("--epsilon nan --delta 1e-6", "epsilon must be"),
+                ("--epsilon 1 --delta 1e-320", "delta must be in"),
+                ("--epsilon 1 --delta inf", "delta must be"),
+            )
+        ],
+        (f"plan --num-examples {HUGE} --batch-size 1 --epochs 1 {BUDGET}", "num_steps must be at"),
+        (f"plan --num-examples 1000000000 --batch-size 1 --epochs 1 {BUDGET}", "num_steps must be"),
+        (f"account --mechanism dp_sgd --num-steps {HUGE} {BUDGET}", "num_steps must be at most"),
+        (f"account --mechanism dp_sgd --num-steps 20000000 {BUDGET}", "num_steps must be at most"),
+        (f"account --mechanism dp_sgd --num-steps 9 --min-sep {HUGE} {BUDGET}", "min_sep must be"),
+        (f"account --mechanism bisr --num-bands {HUGE} --num-steps 9 {BUDGET}", "num_bands must"),
+        (f"account --mechanism blt --num-buffers {HUGE} --num-steps 9 {BUDGET}", "num_buffers"),
+        (f"account --mechanism dense --num-steps 1000000 {BUDGET}", "num_steps must be in"),
+        *[
+            (
+                f"account --mechanism dp_sgd --num-steps 9 --delta 0.1 --noise-multiplier {noise} "
+                f"--sampling {sampling}",
+                "noise_multiplier must be",
+            )
+            for noise in ("1e308", "1e-308", "nan", "0", "-1")
+            for sampling in ("fixed", "poisson", "balls-in-bins")
+        ],
+        ("bench --num-parameters 1000000000000", "num-parameters must be in"),
+        (f"bench --num-parameters {HUGE}", "num-parameters must be in"),
+        ("bench --seconds 1e308", "seconds must be in"),
+        ("bench --seconds nan", "seconds must be"),
+        (f"bench --num-steps {HUGE} --max-participations 1", "num_steps must be at most"),
+        (f"compare --num-steps {HUGE}", "num_steps must be at most"),
+        (f"compare --against steps --values 4,{HUGE}", "num_steps must be at most"),
+        (f"compare --num-steps 48 --values {'9' * 5000}", "values must be integers"),
+        ("compare --num-steps 48 --values ''", "values must be integers"),
+    ],
+    ids=lambda value: value.replace(HUGE, "HUGE")[:100],
+)
+def test_hostile_values_are_one_line_at_once(run, monkeypatch, line, words):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    start = time.monotonic()
+    status, out, err = run(line)
+    assert time.monotonic() - start < 30  # on a busy machine; imports take most of it
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("corrnoise: ")
+    assert len(err) < 500
+    assert words in err
+
+
+def test_a_want_of_memory_or_disk_is_one_line(run, monkeypatch):
+    for error, words in (
+        (MemoryError("Unable to allocate 187. GiB"), "not enough memory"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OverflowError("the coefficients of C grow beyond float64"), "the coefficients of C grow"),
+    ):
+
+        def failing(error=error, **_):
+            raise error
+
+        monkeypatch.setattr(planning, "plan", failing)
+        status, out, err = run(f"plan {RUN}")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert words in err
 
 
 def test_a_command_needs_typer(run, monkeypatch):

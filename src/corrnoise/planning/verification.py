@@ -29,8 +29,6 @@ from corrnoise.samplings import Calibration, require
 _ROUNDING = 1e-9
 # The relative excess of δ beyond which ε is a bound, and not the exact cost.
 _EXACT = 1e-6
-# From the weakest to the strongest.
-_KINDS = ("certified", "bound", "exact")
 _AGAIN = "make a new plan with corrnoise.plan, or price this noise with corrnoise.account"
 # The settings of an account of a plan that records no draws: nothing that they certify counts.
 _UNRECORDED = (1e-9, 1_000, 0)
@@ -47,11 +45,11 @@ def verify(plan: Plan, progress: Progress | bool | None = None) -> None:
     with np.errstate(all="ignore"):
         try:
             _check_first_step(stated)
+            _check_failure_probability(plan)
             found = _priced_again(stated, _progress.resolve(progress))
             _check_delta(stated, found.delta)
             _check_kind(stated, found)
-            if found.kind == "certified":
-                _check_certificate(plan, found)
+            _check_certificate(stated, found)
             _check_certain_epsilon(stated, found)
         except ArithmeticError as problem:
             raise ValueError(
@@ -106,8 +104,8 @@ def _check_delta(stated: Calibration, delta: float) -> None:
 
 
 def _check_kind(stated: Calibration, found: Calibration) -> None:
-    """Refuse a kind that claims more than was shown."""
-    if _KINDS.index(stated.kind) > _KINDS.index(found.kind):
+    """Refuse a kind that is not what was shown; an exact ε may be stated as a bound."""
+    if stated.kind != found.kind and (stated.kind, found.kind) != ("bound", "exact"):
         raise ValueError(f"kind must be {found.kind!r} here, got {stated.kind!r}; {_AGAIN}")
     loose = found.delta < stated.delta * (1.0 - _EXACT) and stated.epsilon > 0.0
     if stated.kind == "exact" and loose:
@@ -117,18 +115,22 @@ def _check_kind(stated: Calibration, found: Calibration) -> None:
         )
 
 
-def _check_certificate(plan: Plan, found: Calibration) -> None:
-    """Refuse a record that its own draws do not give, and a failure probability below its own."""
-    stated = plan.calibration
+def _check_certificate(stated: Calibration, found: Calibration) -> None:
+    """Refuse a record that its own draws do not give."""
     recorded, drawn = stated.estimate, found.estimate
-    assert recorded is not None
-    assert drawn is not None
-    if not _same(recorded, drawn):
+    if recorded is not None and drawn is not None and not _same(recorded, drawn):
         raise ValueError(
             f"estimate must be what its seed={recorded.seed} gives, got a bound of delta of "
             f"{recorded.upper:.9g} where these draws give {drawn.upper:.9g}; the plan was changed, "
             f"or made by another version of NumPy or corrnoise: {_AGAIN}"
         )
+
+
+def _check_failure_probability(plan: Plan) -> None:
+    """Refuse a failure probability below that of the certificate."""
+    stated, recorded = plan.calibration, plan.calibration.estimate
+    if recorded is None:
+        return
     # The certificates of a planner share the failure probability, as the best of them is kept.
     rivals = sum(alternative.kind == "certified" for alternative in plan.alternatives)
     least = recorded.whole_failure_probability * max(rivals, 1)

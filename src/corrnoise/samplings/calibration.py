@@ -65,8 +65,8 @@ class Calibration:
         self.participation.check_steps(self.mechanism.num_steps, "mechanism")
         checks.number("noise_multiplier", self.noise_multiplier, 0.0, open_low=True)
         checks.number("epsilon", self.epsilon, 0.0)
-        if self.delta != 1.0:  # which an account may find, and which guarantees nothing
-            checks.probability("delta", self.delta)
+        if checks.number("delta", self.delta, 0.0, open_low=True) > 1.0:
+            raise ValueError(f"delta must be at most 1, got {self.delta}")
         checks.choice("kind", self.kind, _KINDS)
         if self.epsilon_without_sampling is not None:
             checks.number("epsilon_without_sampling", self.epsilon_without_sampling, 0.0)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from corrnoise import _checks as checks
 from corrnoise.apps.cli import options
 from corrnoise.participation import Participation
 
@@ -116,7 +117,8 @@ def _integers(text: str | None, largest: int) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"values must be integers with commas between, got {text!r}") from None
+        shown = checks.quoted(text)
+        raise ValueError(f"values must be integers with commas between, got {shown}") from None
 
 
 def _draw(

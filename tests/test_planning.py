@@ -63,7 +63,9 @@ def test_every_plan(name):
     assert again.epsilon == pytest.approx(3.0, rel=0.02 if "balls" in name else 1e-3)
     assert plan.calibration.spent(48) == 3.0
 
-    assert Plan.from_json(plan.to_json()) == plan
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert again.verified() is again
     assert plan.mechanism.name in repr(plan)
     assert all(a.label in str(plan) for a in plan.alternatives)
 

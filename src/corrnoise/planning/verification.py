@@ -6,7 +6,7 @@ sampling and noise multiplier, and refuses a plan that states less:
 * *Exact prices and bounds* are computed again by the sampling, with no random draws.
 * *Certificates* are repeated: the plan records the seed, the number of draws and the part of the
   failure probability that its certificate had. The same draws give the same upper bound of δ up to
-  rounding (1e-9; 1e-14 between processors), and it must be at most δ.
+  rounding, and it must be at most δ.
 
 What a record cannot show is how often its author tried: someone who tries m seeds and keeps the
 best one has a failure probability m times as large as the certificate's.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from corrnoise import _checks as checks
 from corrnoise import mechanisms, samplings
 from corrnoise.apps.cli import options
 from corrnoise.mechanisms.registry import Size
@@ -122,7 +123,8 @@ def _size(mechanism: str, num_bands: str | None, num_buffers: int | None) -> Siz
     try:
         return int(num_bands)
     except ValueError:
-        raise ValueError(f"num-bands must be an integer or 'best', got {num_bands!r}") from None
+        shown = checks.quoted(num_bands)
+        raise ValueError(f"num-bands must be an integer or 'best', got {shown}") from None
 
 
 def _show(found: Calibration) -> None:

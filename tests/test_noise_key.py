@@ -12,6 +12,7 @@ import pytest
 
 import corrnoise as cn
 from corrnoise.noise import CorrelatedNoise, Key, NoiseStream
+from corrnoise.noise.generator.key import key_use, mark_released
 
 SECRET = bytes(range(100, 132))
 KEY = Key.from_bytes(SECRET)
@@ -125,3 +126,16 @@ def test_import_leaves_the_extras_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_torn_mark_of_use_counts_as_one_and_leaves_the_key_readable(tmp_path) -> None:
+    key = Key.generate()
+    for size in range(1, len(b"released\n") + 1):
+        path = tmp_path / f"{size}.key"
+        key.save(path, run_id="ab" * 16)
+        assert not key_use(path).released
+        with path.open("ab") as file:
+            file.write(b"released\n"[:size])
+        assert key_use(path).released
+        mark_released(path, "ab" * 16)  # and nothing is written after it
+        assert Key.load(path) == key

@@ -18,7 +18,8 @@ KEY_BYTES = 32
 
 _DOMAIN = b"corrnoise key fingerprint v1\0"
 # The secret; then the run that it belongs to; then whether that run has released a step.
-_FILE = re.compile(rb"corrnoise-key-v1 ([0-9a-f]{64})\n(?:run ([0-9a-f]+)\n(released\n)*)?")
+# A mark that a crash has torn counts as one: the step that it belongs to is in the ledger already.
+_FILE = re.compile(rb"corrnoise-key-v1 ([0-9a-f]{64})\n(?:run ([0-9a-f]+)\n([a-z]+\n?)?)?")
 _RELEASED = b"released\n"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,17 +20,19 @@ from corrnoise.planning import Plan
 from corrnoise.records import Statement
 from corrnoise.samplings import Sampling, account
 from corrnoise.torch import checkpoint, opacus, resume
+from corrnoise.torch.captured import CapturedStep, usual_size
 from corrnoise.torch.loader import check_loader
+from corrnoise.torch.one_pass import OnePassSums
 from corrnoise.torch.plans import Request, agreed, check_plan
 from corrnoise.torch.processes import Processes
-from corrnoise.torch.setup import Setup, check_modes, set_up
+from corrnoise.torch.setup import Setup, chosen_mode, set_up
 from corrnoise.workloads import Workload
 
 
 class PrivacyEngine:
     """Drop-in for ``opacus.PrivacyEngine``: one changed import, correlated noise.
 
-    Gradients of single examples, clipping and ghost clipping are Opacus's own. What changes is the
+    Clipping is our own, in one backward pass, or any of Opacus's modes. What changes besides is the
     noise (correlated across steps, from a cryptographic stream), the batches (those that the plan
     was priced for), the accounting (the plan's own analysis) and the checkpoints (exact resume).
 
@@ -115,9 +117,10 @@ class PrivacyEngine:
         poisson_sampling: bool = True,
         clipping: str = "flat",
         noise_generator: torch.Generator | None = None,
-        grad_sample_mode: str = "hooks",
+        grad_sample_mode: str = "auto",
         wrap_model: bool = True,
         rand_on_empty: bool = False,
+        max_physical_batch_size: int | None = None,
     ) -> Any:
         """As ``opacus.PrivacyEngine.make_private``, with the noise of a plan.
 
@@ -143,14 +146,18 @@ class PrivacyEngine:
             clipping: "flat" or "per_layer".
             noise_generator: keeps Opacus's own normals, from this generator, instead of the
                 cryptographic stream; for dp_sgd alone, to compare.
-            grad_sample_mode: hooks, functorch, ew, ghost or ghost_fsdp.
+            grad_sample_mode: "one_pass", our own clipping in one backward pass, which leaves model
+                and optimizer as they are; Opacus's hooks, functorch, ew, ghost or ghost_fsdp; or
+                "auto": ours for every model that it can take, else hooks.
             wrap_model: Opacus's.
             rand_on_empty: an empty batch comes as one random example, for modes that cannot run on
                 an empty one, such as "ew"; its gradient is replaced by zeros.
+            max_physical_batch_size: how many examples the loader gives at once, for "one_pass"; a
+                larger batch comes in pieces, and the optimizer waits for the last of them.
 
         Returns:
             (module, optimizer, data loader), with the criterion before the loader in the ghost
-            modes.
+            modes. With "one_pass" module and optimizer are the same objects as before.
 
         Raises:
             ValueError: the plan does not cover what is asked for, with the reason and the remedy.
@@ -169,7 +176,7 @@ class PrivacyEngine:
         check_plan(plan, data_loader, epochs)
         options = opacus.Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
-            grad_sample_mode, wrap_model, rand_on_empty,
+            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size,
         )  # fmt: skip
         return self._begin(plan, processes, module, optimizer, data_loader, options)
 
@@ -192,9 +199,10 @@ class PrivacyEngine:
         poisson_sampling: bool = True,
         clipping: str = "flat",
         noise_generator: torch.Generator | None = None,
-        grad_sample_mode: str = "hooks",
+        grad_sample_mode: str = "auto",
         wrap_model: bool = True,
         rand_on_empty: bool = False,
+        max_physical_batch_size: int | None = None,
     ) -> Any:
         """``make_private`` with the least noise that keeps a budget.
 
@@ -220,6 +228,7 @@ class PrivacyEngine:
             grad_sample_mode: as there.
             wrap_model: as there.
             rand_on_empty: as there.
+            max_physical_batch_size: as there.
         """
         request = self._request(
             optimizer, data_loader, epochs, mechanism, num_bands, sampling, poisson_sampling
@@ -228,9 +237,35 @@ class PrivacyEngine:
         plan = agreed(processes, lambda: request.with_epsilon(target_epsilon, target_delta))
         options = opacus.Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
-            grad_sample_mode, wrap_model, rand_on_empty,
+            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size,
         )  # fmt: skip
         return self._begin(plan, processes, module, optimizer, data_loader, options)
+
+    def step_function(
+        self, loss: Callable[..., torch.Tensor], *, size: int | None = None
+    ) -> CapturedStep:
+        """A whole training step as one function of a batch, for models bound by their launches.
+
+        On a GPU forward, backward and clipping run as a CUDA graph of one size: a batch is filled
+        up to ``size`` rows with copies whose weight is zero, and a larger one comes in pieces.
+
+        Args:
+            loss: of the tensors of a batch: calls the model, and takes the mean over the examples
+                (or the sum, as ``loss_reduction`` says).
+            size: rows of the graph; by default what a random batch exceeds with probability 1e-6,
+                and at most ``max_physical_batch_size``.
+
+        Returns:
+            a function to call with the tensors of each batch of the loader.
+        """
+        run = self._started
+        if not isinstance(run.step.sums, OnePassSums):
+            raise ValueError(
+                "step_function must have grad_sample_mode='one_pass', got one of Opacus's modes; "
+                "name it in make_private to see why it was not taken"
+            )
+        largest = usual_size(run.plan, run.processes.world_size) if size is None else size
+        return CapturedStep(run.step.sums, run.step.sums.optimizer, loss, largest)
 
     @property
     def plan(self) -> Plan:
@@ -410,7 +445,7 @@ class PrivacyEngine:
                 "make_private must be called once for each engine: a key belongs to one run; "
                 "make another PrivacyEngine"
             )
-        check_modes(options.grad_sample_mode, options.clipping, processes)
+        options = chosen_mode(options, module, processes)
         if options.noise_generator is not None and not plan.mechanism.independent:
             raise ValueError(
                 f"noise_generator must be left out for {plan.mechanism!r}: past draws of a torch "

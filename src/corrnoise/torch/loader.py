@@ -48,15 +48,21 @@ class StepSampler(BatchSampler):
         next_step: the number of steps taken.
         rank: of this process; each batch is dealt out to the ranks.
         world_size: the number of ranks.
+        largest: how many examples come at once; a batch comes in several pieces if it has more.
     """
 
     def __init__(
-        self, batches: Batches, next_step: Callable[[], int], rank: int = 0, world_size: int = 1
+        self,
+        batches: Batches,
+        next_step: Callable[[], int],
+        rank: int = 0,
+        world_size: int = 1,
+        largest: int | None = None,
     ) -> None:
         self.sampler, self.drop_last = range(batches.num_examples), False
         self.batch_size: Any = _PhysicalBatches(self)
         self.restart: Callable[[], None] = lambda: None  # called when a loop begins
-        self.batches = batches
+        self.batches, self.largest = batches, largest
         self._next_step = next_step
         self._rank, self._world_size = rank, world_size
         self._epoch: range | None = None  # what the last iteration has fetched, once it ended
@@ -70,7 +76,11 @@ class StepSampler(BatchSampler):
         return self._next_step()
 
     def __len__(self) -> int:
-        return self.batches.participation.min_sep
+        if self.largest is None:
+            return self.batches.participation.min_sep
+        n, b = self.batches.participation.num_steps, self.batches.participation.min_sep
+        first = min(self.next_step, n - 1) // b * b
+        return sum(len(self.pieces(step)) for step in range(first, min(n, first + b)))
 
     def __iter__(self) -> Iterator[list[int]]:
         n, b = self.batches.participation.num_steps, self.batches.participation.min_sep
@@ -88,12 +98,26 @@ class StepSampler(BatchSampler):
         for step in epoch:
             self._fetched = step
             self.delivered = None if self.ahead else step
-            yield self.share(step)
+            yield from self.pieces(step)
         self._epoch = epoch
 
     def share(self, step: int) -> list[int]:
         """The examples of a step that this process takes."""
         return self.batches.indices(step)[self._rank :: self._world_size].tolist()
+
+    def pieces(self, step: int) -> list[list[int]]:
+        """The examples of a step that come at once."""
+        share = self.share(step)
+        if self.largest is None:
+            return [share]
+        # As many in every process: those that hold shards of a model step together.
+        most = -(-len(self.batches.indices(step)) // self._world_size)
+        starts = range(0, max(most, 1), self.largest)
+        return [share[start : start + self.largest] for start in starts]
+
+    def complete(self, examples: int) -> bool:
+        """Whether these are all examples of the next step that this process takes."""
+        return examples >= len(self.share(self.next_step))
 
     def epoch_sizes(self) -> list[int]:
         """How many examples this process takes in each step of the current epoch."""
@@ -140,7 +164,9 @@ class StepLoader(DataLoader[Any]):
     def _deliver(self) -> Iterator[Any]:
         sampler = self.batch_sampler
         assert isinstance(sampler, StepSampler)
-        for step, batch in enumerate(super().__iter__(), start=sampler.next_step):
+        n = sampler.batches.participation.num_steps
+        steps = (step for step in range(sampler.next_step, n) for _ in sampler.pieces(step))
+        for batch, step in zip(super().__iter__(), steps, strict=False):
             sampler.delivered = step
             yield batch
 

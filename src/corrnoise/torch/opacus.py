@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
+from corrnoise.torch.placement import place
 
 MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp")
 DistributedDataParallel = DifferentiallyPrivateDistributedDataParallel
@@ -45,6 +46,7 @@ class Options:
     grad_sample_mode: str
     wrap_model: bool
     rand_on_empty: bool
+    max_physical_batch_size: int | None = None
 
     @property
     def clip_norm(self) -> float:
@@ -75,27 +77,82 @@ class Wrapped:
         """The wrapped model."""
         return self.returned[0]
 
-    def replace_noise(self, add_noise: Callable[[], None]) -> None:
-        """Call this once for each logical step, where Opacus would draw its noise."""
-        self.optimizer.add_noise = add_noise
+
+_REASONS = {
+    "noise_multiplier": "the plan has one noise level: drop the noise scheduler",
+    "max_grad_norm": "the plan has one clip norm: drop the clip scheduler or adaptive clipping",
+    "max_grad_norms": "the plan has one clip norm for each layer",
+    "expected_batch_size": "the divisor must not depend on the batch",
+    "loss_reduction": "it belongs to the divisor",
+    "ghost_clip_norm": "the plan has one clip norm: leave the model's max_grad_norm alone",
+}
 
 
-class Tally:
-    """How many examples are in the sums of clipped gradients that Opacus keeps.
+@dataclass(frozen=True)
+class Pinned:
+    """What the plan was priced for and must find unchanged at every step, by Opacus's names."""
+
+    noise_multiplier: float
+    max_grad_norm: float
+    max_grad_norms: tuple[float, ...]
+    expected_batch_size: float
+    loss_reduction: str
+    ghost_clip_norm: float | None
+
+    @staticmethod
+    def of(wrapped: Wrapped) -> Pinned:
+        """As the optimizer and the module have them now."""
+        optimizer = wrapped.optimizer
+        return Pinned(
+            optimizer.noise_multiplier,
+            optimizer.max_grad_norm,
+            tuple(getattr(optimizer, "max_grad_norms", ())),
+            optimizer.expected_batch_size,
+            optimizer.loss_reduction,
+            getattr(wrapped.module, "max_grad_norm", None),
+        )
+
+    def check(self, now: Pinned) -> None:
+        """Raise if something has changed."""
+        for name, reason in _REASONS.items():
+            before, after = getattr(self, name), getattr(now, name)
+            if before != after:
+                raise ValueError(
+                    f"{name} must stay {before!r} for the whole run, got {after!r}; {reason}"
+                )
+
+
+def mark(optimizer: Any, plan: Plan, world_size: int, options: Options) -> Pinned:
+    """Give an optimizer that Opacus did not wrap the attributes that its scripts read."""
+    optimizer.noise_multiplier = plan.noise_multiplier
+    optimizer.max_grad_norm = options.max_grad_norm
+    optimizer.expected_batch_size = plan.divisor / world_size
+    optimizer.loss_reduction = options.loss_reduction
+    return Pinned.of(Wrapped((None, optimizer), optimizer))
+
+
+class OpacusSums:
+    """The sums of clipped gradients that Opacus keeps, and how many examples are in them.
 
     Opacus adds up the clipped gradients of physical batches until a logical batch is complete. The
-    tally counts what goes in, so that a step is taken on the examples of its own batch, each once.
+    count says what went in, so that a step is taken on the examples of its own batch, each once.
     In the ghost modes it counts at the moment when the clip factors are applied: gradients that
     went around Opacus's criterion were never clipped, and are refused.
 
     Attributes:
         examples: in the sums now.
+        params: the trained ones, in the optimizer's order.
+        clip_norm: C.
+        placement: of the sums in the flat vector of all parameters.
     """
 
-    def __init__(self, wrapped: Wrapped) -> None:
+    def __init__(self, wrapped: Wrapped, *, distributed: bool = False) -> None:
         self.examples = 0
+        self.placement = place(wrapped.params, distributed=distributed)
+        self._wrapped, self._pinned = wrapped, Pinned.of(wrapped)
+        self.params, self.clip_norm = wrapped.params, self._pinned.max_grad_norm
+        self._own_noise: Callable[[], None] = wrapped.optimizer.add_noise
         self._optimizer, self._module = wrapped.optimizer, wrapped.module
-        self._params = wrapped.params
         if hasattr(self._module, "get_clipping_coef"):
             self._clipped: int | None = None  # of the last backward pass
             self._coefficients: Callable[[], torch.Tensor] = self._module.get_clipping_coef
@@ -106,6 +163,35 @@ class Tally:
             self._add = self._optimizer.clip_and_accumulate
             self._optimizer.clip_and_accumulate = self._clip_and_accumulate
 
+    def attach(self, step: Callable[[], None]) -> None:
+        """Call this once for each logical step, where Opacus would draw its noise."""
+        self._optimizer.add_noise = step
+
+    def check(self) -> None:
+        """Raise if the settings or the parameters have changed."""
+        self._pinned.check(Pinned.of(self._wrapped))
+        check_params(self.params, list(self._optimizer.params))
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The sums, where Opacus keeps them.
+
+        Raises:
+            ValueError: a parameter has none.
+        """
+        return [_summed(self._optimizer, param) for param in self.params]
+
+    def hand_over(self, grads: Sequence[torch.Tensor]) -> None:
+        """Give the optimizer its noisy gradients, and mark the sums as used."""
+        for param, grad in zip(self.params, grads, strict=True):
+            param.grad = grad.view_as(param)
+            _MARK(_summed(self._optimizer, param))
+        self.examples = 0
+
+    def own_noise(self) -> None:
+        """Let Opacus draw its own normals and hand over."""
+        self._own_noise()
+        self.examples = 0
+
     def drop(self) -> None:
         """Forget the sums and the signals for physical batches: the logical batch starts again."""
         self.examples = 0
@@ -113,7 +199,7 @@ class Tally:
         self._optimizer._step_skip_queue.clear()  # pyright: ignore[reportPrivateUsage]
         self._optimizer._is_last_step_skipped = False
         state = getattr(self._optimizer, "grad_state", None)
-        for param in self._params:
+        for param in self.params:
             if state is not None:
                 state[param]["summed_grad"] = None
             else:
@@ -180,49 +266,6 @@ def wrap(
     return Wrapped(returned, private)
 
 
-@dataclass(frozen=True)
-class Pinned:
-    """What the plan was priced for and must find unchanged at every step, by Opacus's names."""
-
-    noise_multiplier: float
-    max_grad_norm: float
-    max_grad_norms: tuple[float, ...]
-    expected_batch_size: float
-    loss_reduction: str
-    ghost_clip_norm: float | None
-
-    @staticmethod
-    def of(wrapped: Wrapped) -> Pinned:
-        """As the optimizer and the module have them now."""
-        optimizer = wrapped.optimizer
-        return Pinned(
-            optimizer.noise_multiplier,
-            optimizer.max_grad_norm,
-            tuple(getattr(optimizer, "max_grad_norms", ())),
-            optimizer.expected_batch_size,
-            optimizer.loss_reduction,
-            getattr(wrapped.module, "max_grad_norm", None),
-        )
-
-
-def summed_gradients(optimizer: Any, params: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """The sums of clipped gradients, where Opacus keeps them.
-
-    Raises:
-        ValueError: a parameter has none.
-    """
-    return [_summed(optimizer, param) for param in params]
-
-
-def hand_over(
-    optimizer: Any, params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor]
-) -> None:
-    """Give the optimizer its noisy gradients, and mark the sums as used."""
-    for param, grad in zip(params, grads, strict=True):
-        param.grad = grad.view_as(param)
-        _MARK(_summed(optimizer, param))
-
-
 def collate(loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) -> Any:
     """The loader's collate function, with empty batches of the right shapes."""
     example = loader.dataset[0]
@@ -234,6 +277,16 @@ def collate(loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) 
         sample_empty_shapes=[(int(rand_on_empty), *shape_safe(part)) for part in parts] or None,
         dtypes=[_dtype(part) for part in parts] or None,
     )
+
+
+def check_params(before: Sequence[nn.Parameter], now: Sequence[nn.Parameter]) -> None:
+    """Raise unless these are the same parameters."""
+    if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+        raise ValueError(
+            f"the optimizer must keep the {len(before)} parameters that make_private saw, got "
+            f"{len(now)}, not all of them the same; freeze, unfreeze or add parameters before "
+            "make_private"
+        )
 
 
 def is_valid(module: nn.Module) -> bool:

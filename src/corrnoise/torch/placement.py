@@ -8,6 +8,7 @@ communication, and the sum is the noise of the unsharded run.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,13 +34,15 @@ class Placement:
     Attributes:
         pieces: in the order of the parameters; parameters that get nothing here have none.
         num_parameters: the length of the whole flat vector.
-        divisor: what gradients have been divided by when noise comes in: the number of ranks that
-            FSDP2 averages over, 1 otherwise.
+        divisor: what gradients have been divided by when noise comes in: the number of ranks if
+            FSDP2 has averaged over them, 1 otherwise.
+        sharded: whether gradients are shards of sums over all ranks.
     """
 
     pieces: tuple[Piece, ...]
     num_parameters: int
     divisor: int = 1
+    sharded: bool = False
 
     def targets(self, grads: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
         """Views of the gradients' elements that get noise here, and their offsets."""
@@ -55,12 +58,13 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def place(params: Sequence[nn.Parameter], *, distributed: bool) -> Placement:
+def place(params: Sequence[nn.Parameter], *, distributed: bool, averaged: bool = True) -> Placement:
     """The placement of an optimizer's parameters.
 
     Args:
         params: all of them, in the optimizer's order.
         distributed: whether gradients are summed over ranks after the noise, or shards.
+        averaged: whether shards are of means over the ranks, not of sums.
 
     Raises:
         ValueError: parameters that are sharded in another way than along their first dimension.
@@ -86,7 +90,26 @@ def place(params: Sequence[nn.Parameter], *, distributed: bool) -> Placement:
         if stop > start:
             pieces.append(Piece(index, 0, stop - start, offset + start))
         offset += sizes[index]
-    return Placement(tuple(pieces), total, world)
+    return Placement(tuple(pieces), total, world if averaged else 1, sharded=True)
+
+
+def flattened(placement: Placement, sizes: Sequence[int]) -> Placement:
+    """The same for gradients that lie one after the other in one flat tensor.
+
+    Args:
+        placement: for one gradient for each parameter.
+        sizes: of the gradients that this process holds.
+    """
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    pieces: list[Piece] = []
+    for piece in placement.pieces:
+        start, stop = starts[piece.index] + piece.start, starts[piece.index] + piece.stop
+        last = pieces[-1] if pieces else None
+        if last and last.stop == start and last.offset + last.stop - last.start == piece.offset:
+            pieces[-1] = Piece(0, last.start, stop, last.offset)
+        else:
+            pieces.append(Piece(0, start, stop, piece.offset))
+    return dataclasses.replace(placement, pieces=tuple(pieces))
 
 
 def _slice(sizes: Sequence[int], low: int, high: int) -> tuple[Piece, ...]:

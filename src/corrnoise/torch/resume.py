@@ -53,7 +53,7 @@ def restore(run: Setup, state: Mapping[str, Any]) -> None:
     if run.generator is not None:
         run.generator.set_state(state["noise_generator"])
     checkpoint.set_generators(state["generators"])
-    run.step.tally.drop()
+    run.step.sums.drop()
     run.step.taken = step
 
 

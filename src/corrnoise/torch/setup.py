@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from corrnoise import _checks as checks
 from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.noise.generator.key import key_use, mark_released
 from corrnoise.planning import Plan
@@ -19,9 +21,12 @@ from corrnoise.records import Ledger, read_entries
 from corrnoise.torch import opacus
 from corrnoise.torch.fingerprint import data_digest, parameter_digest
 from corrnoise.torch.loader import StepSampler, step_loader
-from corrnoise.torch.placement import place
+from corrnoise.torch.one_pass import OnePassSums
+from corrnoise.torch.one_pass import objection as one_pass_objection
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.step import PrivateStep
+
+OWN = "one_pass"  # the mode of our own clipping
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -89,7 +94,7 @@ def set_up(
         options: the arguments that are Opacus's alone.
 
     Returns:
-        the setup, and what Opacus's ``make_private`` returned.
+        the setup, and what ``make_private`` returns.
     """
     params = _trainable(optimizer)
     wide = {str(p.dtype) for p in params if p.dtype not in _DTYPES}
@@ -100,14 +105,23 @@ def set_up(
         )
     secret, run_id = _agreed_key(key, ledger, processes)
     batches = plan.batches(secret, shuffled=shuffled)
-    sampler = StepSampler(batches, next_step, processes.rank, processes.world_size)
+    largest = options.max_physical_batch_size
+    sampler = StepSampler(batches, next_step, processes.rank, processes.world_size, largest)
     loader = step_loader(
         data_loader,
         sampler,
         batch_first=options.batch_first,
         rand_on_empty=options.rand_on_empty,
     )
-    wrapped = opacus.wrap(module, optimizer, loader, plan, processes.world_size, options)
+    if options.grad_sample_mode == OWN:
+        returned: Any = (module, optimizer, loader)
+        sums: Any = OnePassSums(module, optimizer, plan, processes, sampler, options)
+    else:
+        wrapped = opacus.wrap(module, optimizer, loader, plan, processes.world_size, options)
+        returned, sums = (
+            wrapped.returned,
+            opacus.OpacusSums(wrapped, distributed=processes.distributed),
+        )
     noise = None
     if options.noise_generator is None:
         noise = CorrelatedNoise(plan.mechanism, secret, memory=plan.memory, rounds=plan.rounds)
@@ -130,20 +144,19 @@ def set_up(
         "noise": "torch" if noise is None else f"chacha{plan.rounds}",
         "plan": plan.to_json(),
     }
-    placement = place(wrapped.params, distributed=processes.distributed)
     book = _open_ledger(ledger, header, secret, processes)
     marker = _keep_key(key, secret, book) if processes.rank == 0 else None
     step = PrivateStep(
-        wrapped,
+        sums,
         noise,
-        placement,
+        plan.noise_multiplier,
         sampler,
         book,
         secret,
         stand_in=options.rand_on_empty,
         on_first=marker,
     )
-    wrapped.replace_noise(step)
+    sums.attach(step)
     setup = Setup(
         plan,
         secret,
@@ -152,28 +165,42 @@ def set_up(
         book.header,
         options.clip_norm,
         processes,
-        placement.num_parameters,
+        sums.placement.num_parameters,
         options.noise_generator,
     )
-    return setup, wrapped.returned
+    return setup, returned
 
 
-def check_modes(grad_sample_mode: str, clipping: str, processes: Processes) -> None:
-    """Raise unless this way of taking and clipping gradients is covered."""
-    if clipping not in ("flat", "per_layer"):
+def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes) -> opacus.Options:
+    """The options with the way of taking and clipping gradients decided.
+
+    Raises:
+        ValueError: it is not covered.
+    """
+    mode = options.grad_sample_mode
+    if options.clipping not in ("flat", "per_layer"):
         raise ValueError(
-            f"clipping must be 'flat' or 'per_layer', got {clipping!r}; a clip norm that follows "
-            "the data changes the sensitivity from step to step, which the plan does not price"
+            f"clipping must be 'flat' or 'per_layer', got {options.clipping!r}; a clip norm that "
+            "follows the data changes the sensitivity from step to step, which the plan does not "
+            "price"
         )
-    if grad_sample_mode not in opacus.MODES:
+    checks.choice("grad_sample_mode", mode, ("auto", OWN, *opacus.MODES))
+    objection = one_pass_objection(module, options)
+    if mode == OWN and objection:
+        raise ValueError(f"grad_sample_mode={OWN!r} cannot take this model: {objection}")
+    if mode == "auto":
+        mode = "hooks" if objection else OWN
+    if mode != OWN and processes.sharded != (mode == "ghost_fsdp"):
         raise ValueError(
-            f"grad_sample_mode must be one of {', '.join(opacus.MODES)}, got {grad_sample_mode!r}"
+            f"grad_sample_mode must be {OWN!r} or 'ghost_fsdp' for a model of fully_shard, and "
+            f"'ghost_fsdp' for no other, got {mode!r}"
         )
-    if processes.sharded != (grad_sample_mode == "ghost_fsdp"):
+    if mode != OWN and options.max_physical_batch_size is not None:
         raise ValueError(
-            f"grad_sample_mode must be 'ghost_fsdp' for a model of fully_shard, and for no other, "
-            f"got {grad_sample_mode!r}"
+            f"max_physical_batch_size must be left out with grad_sample_mode={mode!r}; use "
+            f"Opacus's BatchMemoryManager, or grad_sample_mode={OWN!r}"
         )
+    return dataclasses.replace(options, grad_sample_mode=mode)
 
 
 def _trainable(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -1,0 +1,1 @@
+"""Clipping of every example's gradient in one backward pass."""

@@ -1,0 +1,156 @@
+"""Clipping in one backward pass: from the calls of layers to sums of clipped gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from corrnoise.torch.clipping.parts import Direct, Factors, Part, bound, together
+from corrnoise.torch.clipping.recorder import Call, Recorder
+
+# A clip factor and its products are rounded too, in float32.
+_DOWN = 1.0 - 2.0**-20
+
+
+class Clipper:
+    """Sums of clipped gradients over the examples of a logical batch.
+
+    Every example's gradient is clipped to the norm ``clip_norm`` and added up, batch by batch,
+    until ``drop``. The loss must be a mean or a sum over the examples.
+
+    Guarantees: what one example adds to the sums has a norm of at most ``clip_norm``, rounding of
+    the factors of products included.
+
+    Args:
+        model: of which every trained parameter belongs to a layer.
+        params: the trained ones, in the order of the sums.
+        clip_norm: C.
+        mean: whether the loss is a mean over the examples of a batch, else a sum.
+        own: what this process keeps of the sum of a parameter's gradients: all of it by default,
+            and its shard of the sum over all processes where parameters are sharded.
+
+    Attributes:
+        examples: in the sums now.
+        flat: the sums, in float32, one parameter after the other.
+        real: 1 for each row of the batch that is an example and 0 for each that only fills it up;
+            ``None`` if all are examples. With it, whoever sets it counts the examples.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Sequence[nn.Parameter],
+        clip_norm: float,
+        *,
+        mean: bool = True,
+        own: Callable[[nn.Parameter, Tensor], Tensor] | None = None,
+    ) -> None:
+        self.examples = 0
+        self.real: Tensor | None = None
+        self.recorder = Recorder(model, params)
+        self.recorder.on_start = self.collect
+        self._params, self._clip_norm, self._mean = list(params), clip_norm, mean
+        self._names = {id(param): name for name, param in model.named_parameters()}
+        self._own = own or (lambda param, value: value)
+        sizes = [_local(param).numel() for param in params]
+        self._begun = True  # whether ``flat`` holds this batch's sums, and not those before it
+        self.flat = torch.zeros(sum(sizes), device=params[0].device)
+        self._views = {
+            id(param): view for param, view in zip(params, self.flat.split(sizes), strict=True)
+        }
+
+    def collect(self, known: Mapping[int, Tensor] | None = None) -> None:
+        """Add what the last backward pass left to the sums.
+
+        Args:
+            known: gradients of parameters that are not of that pass, by the parameters' ids.
+
+        Raises:
+            ValueError: a parameter got a gradient outside of its layer, or something mixes
+                examples; the sums are dropped.
+        """
+        calls = self.recorder.take()
+        self._check_outside(known or {})
+        if not calls:
+            return
+        count = calls[0].examples
+        if any(call.examples != count for call in calls):
+            self.drop()
+            raise ValueError(
+                "every layer must see the same examples between two steps, got batches of "
+                f"{sorted({call.examples for call in calls})}; call the model that make_private "
+                "saw, not its parts: nothing was released"
+            )
+        self.recorder.paused = True
+        try:
+            with torch.no_grad(), torch.autocast(self.flat.device.type, enabled=False):
+                self._add(calls, count)
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            self.recorder.paused = False
+        if self.real is None:
+            self.examples += count
+
+    def sums(self) -> list[Tensor]:
+        """The sums of the batch so far, one for each parameter: views of ``flat``."""
+        self.collect()
+        self.begin()
+        return [self._views[id(param)].view(_local(param).shape) for param in self._params]
+
+    def drop(self) -> None:
+        """Forget everything of the batch."""
+        self.recorder.take()
+        self.examples = 0
+        self._begun = False
+
+    def begin(self) -> None:
+        """Set the sums to zero, unless the batch has begun already."""
+        if not self._begun:
+            self.flat.zero_()
+            self._begun = True
+
+    def _add(self, calls: Sequence[Call], count: int) -> None:
+        parts: dict[nn.Parameter, list[Part]] = {}
+        for call in calls:
+            for name, part in call.make().items():
+                parts.setdefault(call.layer.params[name], []).append(part)
+        whole = {param: together(some) for param, some in parts.items()}
+        small = {param: part for param, part in whole.items() if isinstance(part, Direct)}
+        norms = [part.norms() for param, part in whole.items() if param not in small]
+        if small:  # all of them at once
+            flat = Direct(torch.cat([part.each().flatten(1) for part in small.values()], 1))
+            norms.append(flat.norms())
+        scale = float(count) if self._mean else 1.0
+        longest = (bound(norms) * scale).clamp_min(self._clip_norm)
+        factor = scale * _DOWN * self._clip_norm / longest
+        factors = Factors(factor if self.real is None else factor * self.real)
+        found: dict[nn.Parameter, Tensor] = {}
+        if small:
+            sizes = [part.each()[0].numel() for part in small.values()]
+            found.update(zip(small, flat.weighted(factors).split(sizes), strict=True))
+        for param in [param for param in whole if param not in small]:
+            found[param] = whole.pop(param).weighted(factors)
+        views = [self._views[id(param)] for param in found]
+        own = [self._own(param, value).reshape(-1) for param, value in found.items()]
+        self.begin()
+        torch._foreach_add_(views, own)
+
+    def _check_outside(self, known: Mapping[int, Tensor]) -> None:
+        for param in self._params:
+            if param.grad is not None and param.grad is not known.get(id(param)):
+                name = self._names.get(id(param), "?")
+                self.drop()
+                raise ValueError(
+                    f"the parameter {name!r} must be used by its own layer alone, but it got a "
+                    "gradient outside of it, which was not clipped: nothing was released. Call the "
+                    "layer instead of using its parameter, or take grad_sample_mode='hooks'"
+                )
+
+
+def _local(param: Tensor) -> Tensor:
+    return param.to_local() if isinstance(param, DTensor) else param

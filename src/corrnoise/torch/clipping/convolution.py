@@ -1,0 +1,181 @@
+"""The gradient of a convolution's weight, example by example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from corrnoise.torch.clipping import gram
+from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part, product, squared, unit
+
+_CHUNK = {"cuda": 1 << 27, "cpu": 1 << 21}  # elements of patches that are made at once
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """How a convolution walks over its input, which is padded already."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    groups: int
+
+    def patches(self, inputs: Tensor, sizes: Sequence[int]) -> Tensor:
+        """What each output position sees: (examples, groups, channels·kernel, positions)."""
+        if any(self.padding):
+            inputs = functional.pad(inputs, [p for p in reversed(self.padding) for _ in (0, 1)])
+        steps = inputs.stride()
+        view = inputs.as_strided(
+            (*inputs.shape[:2], *self.kernel, *sizes),
+            (
+                *steps[:2],
+                *(a * d for a, d in zip(steps[2:], self.dilation, strict=True)),
+                *(a * s for a, s in zip(steps[2:], self.stride, strict=True)),
+            ),
+            inputs.storage_offset(),
+        )
+        return view.reshape(len(inputs), self.groups, -1, math.prod(sizes))
+
+
+class Convolution(Part):
+    """Outer products over the positions of the output, of gradients and patches of the input.
+
+    Args:
+        module: a convolution of one, two or three dimensions.
+        inputs: (examples, channels, *sizes).
+        grads: of the outputs, (examples, rows of the weight, *sizes).
+    """
+
+    def __init__(self, module: Any, inputs: Tensor, grads: Tensor) -> None:
+        padding, self._inputs = _padded(module, inputs)
+        self._geometry = _Geometry(
+            module.kernel_size, module.stride, module.dilation, padding, module.groups
+        )
+        self.shape, self._left = module.weight.shape, grads
+        self._kept: Tensor | None = None
+
+    def each(self) -> Tensor:
+        """The gradient of every example."""
+        return torch.cat([_grads(*pair) for pair in self._pieces()]).view(-1, *self.shape)
+
+    def norms(self) -> Norms:
+        """For each example, by whichever way is cheaper at these sizes."""
+        if self._left.is_cuda and self._left.dim() == 4:
+            return self._fused()
+        rows, columns = self.shape[0] // self._geometry.groups, math.prod(self.shape[1:])
+        positions = math.prod(self._left.shape[2:])
+        found: list[Norms] = []
+        kept: list[Tensor] = []
+        by_gram = gram.pays(positions, rows, columns, self._left)
+        keep = not by_gram and math.prod(self.shape) <= 4 * self._inputs[0].numel()
+        for left, patches in self._pieces():
+            if by_gram:
+                squares, spread = gram.norms(
+                    left.flatten(0, 1).transpose(1, 2), patches.flatten(0, 1).transpose(1, 2)
+                )
+                shape = (len(left), -1)
+                found.append(self._counted(squares.reshape(shape), spread.reshape(shape)))
+                continue
+            grads = _grads(left, patches)
+            if keep:
+                kept.append(grads)
+                continue
+            spread = squared(left.flatten(1)) * squared(patches.flatten(1))
+            found.append(self._counted(squared(grads.flatten(1))[:, None], spread[:, None]))
+        if keep:
+            # What is measured is what is added, with no further rounding of factors.
+            self._kept = torch.cat(kept).view(-1, *self.shape)
+            return Direct(self._kept).norms()
+        return self._counted(
+            torch.cat([part.squares for part in found]), torch.cat([part.spread for part in found])
+        )
+
+    def _fused(self) -> Norms:
+        """By one kernel, which stores neither patches nor gradients."""
+        from corrnoise.torch.clipping.convolution_kernel import squares
+
+        geometry = self._geometry
+        inputs, left = self._inputs.contiguous(), self._left.contiguous()
+        rows, channels = self.shape[0] // geometry.groups, self.shape[1]
+        entries, positions = math.prod(self.shape[2:]), left.shape[2] * left.shape[3]
+        # Measured on an H200. Wide tiles are the better, and narrow ones share a tile of gradients
+        # between three neighbouring entries of the kernel.
+        taps = 3 if self.shape[3] == 3 and max(rows, channels) <= 64 else 1
+        tall, wide = _tile(rows), _tile(channels)
+        large = tall * wide > 1 << 12
+        depth, warps, stages = (64, 8, 2) if large and positions <= 64 else (32, 4, 3)
+        tiles = -(-rows // tall) * -(-channels // wide) * (entries // taps)
+        found = left.new_empty(len(left) * geometry.groups, tiles, dtype=torch.float32)
+        exact = left.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
+        kernel: Any = squares
+        with torch.cuda.device(left.device):
+            kernel[(tiles, len(found))](
+                left, inputs, found, rows, channels, tiles,
+                *geometry.stride, *geometry.padding, *geometry.dilation,
+                HEIGHT=inputs.shape[2], WIDTH=inputs.shape[3], OUT_WIDTH=left.shape[3],
+                POSITIONS=positions, KERNEL_X=self.shape[3], ENTRIES=entries, TAPS=taps,
+                ROWS=tall, CHANNELS=wide, DEPTH=depth, PRECISION="ieee" if exact else "tf32",
+                num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+        # A pixel is in at most as many patches as the kernel has entries.
+        spread = squared(left.flatten(1)) * squared(inputs.flatten(1)) * entries
+        return self._counted(found.view(len(left), -1), spread[:, None])
+
+    def weighted(self, factors: Factors) -> Tensor:
+        """The sum over examples, each with its factor."""
+        if self._kept is not None:
+            return Direct(self._kept).weighted(factors)
+        left = self._left
+        scaled = factors.times(left)
+        geometry = self._geometry
+        dims = len(geometry.kernel)
+        weight = left.new_empty(self.shape)
+        found = torch.ops.aten.convolution_backward(
+            scaled, self._inputs, weight, None, geometry.stride, geometry.padding,
+            geometry.dilation, False, [0] * dims, geometry.groups, [False, True, False],
+        )  # fmt: skip
+        return found[1].float()
+
+    def _counted(self, squares: Tensor, spread: Tensor) -> Norms:
+        both = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+        return Norms(squares, spread, unit(self._left, tf32=both))
+
+    def _pieces(self) -> list[tuple[Tensor, Tensor]] | Any:
+        """Gradients and patches of some examples at a time: (examples, groups, ·, positions)."""
+        sizes = self._left.shape[2:]
+        one = math.prod(self.shape[1:]) * self._geometry.groups * math.prod(sizes)
+        size = max(1, _CHUNK.get(self._left.device.type, 1 << 21) // one)
+        for start in range(0, len(self._left), size):
+            left = self._left[start : start + size]
+            left = left.reshape(len(left), self._geometry.groups, -1, math.prod(sizes))
+            yield left, self._geometry.patches(self._inputs[start : start + size], sizes)
+
+
+def _tile(size: int) -> int:
+    return min(128, max(16, 1 << (size - 1).bit_length()))
+
+
+def _grads(left: Tensor, patches: Tensor) -> Tensor:
+    return product(left.flatten(0, 1), patches.flatten(0, 1).transpose(1, 2)).view(
+        *left.shape[:3], patches.shape[2]
+    )
+
+
+def _padded(module: Any, inputs: Tensor) -> tuple[tuple[int, ...], Tensor]:
+    """The zeros around the input that are still to be thought, and the input with all others."""
+    around = module._reversed_padding_repeated_twice
+    if module.padding_mode != "zeros":
+        return (0,) * len(module.kernel_size), functional.pad(inputs, around, module.padding_mode)
+    if around[::2] != around[1::2]:  # "same" can need one more on one side
+        return (0,) * len(module.kernel_size), functional.pad(inputs, around)
+    return tuple(reversed(around[::2])), inputs
+
+
+CONVOLUTIONS: tuple[type[nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

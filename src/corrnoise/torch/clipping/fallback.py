@@ -1,0 +1,116 @@
+"""Gradients of single examples through any module, by running it once more with ``torch.func``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils import _pytree as pytree
+
+from corrnoise.torch.clipping.parts import Direct, Part
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """The floating-point tensors of arguments or outputs, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if _floating(leaf)]
+
+
+def examples_first(module: nn.Module, outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs of a module with the examples as their first dimension.
+
+    The states that recurrent layers return have theirs as the second.
+    """
+    if isinstance(module, nn.RNNBase):
+        return [outputs[0], *(state.transpose(0, 1) for state in outputs[1:])]
+    return list(outputs)
+
+
+def contribute(
+    module: nn.Module,
+    name: str,
+    arguments: tuple[tuple[Any, ...], Mapping[str, Any]],
+    outputs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    names: Collection[str],
+) -> dict[str, Part]:
+    """The gradients of a module's own parameters, for each example.
+
+    Args:
+        module: run again; whoever watches its calls must look away.
+        name: of the module, for errors.
+        arguments: of the call, positional and by keyword.
+        outputs: its floating-point tensors, to see that the module repeats itself.
+        grads: of the outputs.
+        names: of the parameters.
+
+    Raises:
+        ValueError: the module does not repeat itself example by example.
+    """
+    own = {key: param.detach() for key, param in module.named_parameters()}
+    trained = {key: own[key] for key in names}
+    leaves, spec = pytree.tree_flatten(arguments)
+    count = len(grads[0])
+    batched = [
+        isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count for leaf in leaves
+    ]
+
+    def run(params: Mapping[str, Tensor], rows: Sequence[Any]) -> list[Tensor]:
+        whole = [row[None] if many else row for row, many in zip(rows, batched, strict=True)]
+        args, kwargs = pytree.tree_unflatten(whole, spec)
+        found = functional_call(module, {**own, **params}, args, kwargs)
+        return examples_first(module, tensors(found))
+
+    def along(
+        params: Mapping[str, Tensor], rows: Sequence[Any], back: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        found = run(params, rows)
+        total = sum((a * b[None]).sum() for a, b in zip(found, back, strict=True))
+        return total, [a[0] for a in found]  # type: ignore[return-value]
+
+    try:
+        dims = [0 if many else None for many in batched]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of loops where torch has no batched form
+            each = vmap(grad(along, has_aux=True), in_dims=(None, dims, 0))
+            found, again = each(trained, leaves, list(grads))
+    except RuntimeError:
+        found, again = _loop(along, trained, leaves, batched, grads)
+    for before, after in zip(outputs, again, strict=True):
+        far = torch.linalg.vector_norm((before - after).float())
+        if not far <= 1e-2 * torch.linalg.vector_norm(before.float()) + 1e-6:
+            raise ValueError(
+                f"the layer {name!r} ({type(module).__name__}) must give each example the same "
+                "output when it is run again for that example alone, but it does not: it mixes "
+                "examples or draws random numbers, such as its own dropout; set that dropout to "
+                "0, or register a handler for the layer. Nothing was released"
+            )
+    return {key: Direct(value.reshape(count, *own[key].shape)) for key, value in found.items()}
+
+
+def _loop(
+    along: Any,
+    trained: Mapping[str, Tensor],
+    leaves: Sequence[Any],
+    batched: Sequence[bool],
+    grads: Sequence[Tensor],
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """As vmap, one example after another: for operations that have no batched form."""
+    own = {key: value.detach().requires_grad_() for key, value in trained.items()}
+    found: list[Sequence[Tensor]] = []
+    again: list[list[Tensor]] = []
+    for i in range(len(grads[0])):
+        rows = [leaf[i] if many else leaf for leaf, many in zip(leaves, batched, strict=True)]
+        with torch.enable_grad():
+            total, outputs = along(own, rows, [g[i] for g in grads])
+        found.append(torch.autograd.grad(total, list(own.values())))
+        again.append([output.detach() for output in outputs])
+    columns = [torch.stack(column) for column in zip(*found, strict=True)]
+    return dict(zip(own, columns, strict=True)), [torch.stack(c) for c in zip(*again, strict=True)]
+
+
+def _floating(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()

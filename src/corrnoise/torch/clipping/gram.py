@@ -1,0 +1,78 @@
+"""Norms of sums of outer products by Gram matrices: Σ_{t,s} (l_t·l_s)(r_t·r_s).
+
+On a GPU one kernel makes both Gram matrices tile by tile, multiplies them where they are, and never
+stores them; both are symmetric, so that half of the tiles is enough.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_TILE = 128
+
+
+def pays(positions: int, rows: int, columns: int, left: Tensor) -> bool:
+    """Whether Gram matrices are cheaper than the gradients themselves."""
+    halved = 0.5 if left.is_cuda and positions > _TILE else 1.0
+    return halved * positions * (rows + columns) < rows * columns
+
+
+def norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """What adds up to Σ_{t,s} (l_t·l_s)(r_t·r_s), and to the square of Σ_t ‖l_t‖·‖r_t‖.
+
+    Both have a row for each example.
+
+    Args:
+        left: (examples, positions, rows).
+        right: (examples, positions, columns), of the same type.
+    """
+    if left.is_cuda and left.shape[1] >= 32 and _kernel() is not None:
+        return _fused(left, right)
+    from corrnoise.torch.clipping.parts import product
+
+    lefts = product(left, left.transpose(1, 2))
+    rights = product(right, right.transpose(1, 2))
+    squares = torch.linalg.vecdot(lefts.flatten(1), rights.flatten(1))
+    diagonals = lefts.diagonal(dim1=1, dim2=2) * rights.diagonal(dim1=1, dim2=2)
+    return squares[:, None], diagonals.clamp_min(0.0).sqrt().sum(1, keepdim=True).square()
+
+
+def _fused(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    examples, positions, rows = left.shape
+    columns = right.shape[2]
+    left, right = _rowwise(left), _rowwise(right)
+    tiles = -(-positions // _TILE)
+    pairs = tiles * (tiles + 1) // 2
+    squares = torch.empty(examples, pairs, device=left.device, dtype=torch.float32)
+    one = pairs == 1
+    make = torch.empty if one else torch.zeros
+    spread = make(examples, pairs, device=left.device, dtype=torch.float32)
+    kernel: Any = _kernel()
+    wide = left.dtype == torch.float32
+    exact = wide and not torch.backends.cuda.matmul.allow_tf32
+    with torch.cuda.device(left.device):
+        kernel[(pairs, examples)](
+            left, right, squares, spread, positions, rows, columns,
+            left.stride(0), left.stride(1), right.stride(0), right.stride(1), pairs,
+            TILE=_TILE, DEPTH=32 if wide else 64, PRECISION="ieee" if exact else "tf32",
+            SQUARED=one, num_warps=8, num_stages=3,
+        )  # fmt: skip
+    return squares, spread if one else spread.sum(1, keepdim=True).square()
+
+
+def _rowwise(factor: Tensor) -> Tensor:
+    return factor if factor.stride(2) == 1 else factor.contiguous()
+
+
+@functools.cache
+def _kernel() -> Any:
+    """The kernel, or ``None`` where Triton is missing."""
+    try:
+        from corrnoise.torch.clipping.gram_kernel import gram
+    except ImportError:
+        return None
+    return gram

@@ -1,0 +1,342 @@
+"""What one call of a layer adds to the gradient of a parameter, example by example.
+
+A weight's gradient is nearly always a sum of outer products over positions (the rows of a sequence,
+the pixels of a picture), so that its norm for one example and the clipped sum over all of them are
+computed from the two factors, and the gradient of one example is never stored. With l_t and r_t the
+factors at position t,
+
+    ‖Σ_t l_t r_tᵀ‖² = Σ_{t,s} (l_t·l_s)(r_t·r_s)        Σ_i c_i Σ_t l_it r_itᵀ = (c·l)ᵀ r
+
+The first costs T²(O + I) by Gram matrices, or T·O·I by the product itself; the cheaper one is
+taken.
+
+Rounding is counted, not hoped for. Matrix units round both factors of a product, by at most a
+share u of each, and differently for l and for c·l. What example i adds to the sum as it is
+computed has a norm of at most c_i·(norm_i + u·R_i), with R_i = Σ_t ‖l_t‖·‖r_t‖, so every part gives
+R as well as the norm.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from corrnoise.torch.clipping import gram
+
+# Errors of additions in float32, as a share of R²: matrix units cut the sum at every few terms.
+_ADDITIONS, _ADDITIONS_CUT = 2.0**-23, 2.0**-15
+
+_UNITS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-22}
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Of the gradient of one parameter, for each example.
+
+    Attributes:
+        squares: (examples, some): what adds up to the squared norms.
+        spread: (examples, some): what adds up to R².
+        unit: u.
+    """
+
+    squares: Tensor
+    spread: Tensor
+    unit: float
+
+    @staticmethod
+    def of(squares: Tensor, spread: Tensor, unit: float) -> Norms:
+        """From vectors with a number for each example."""
+        return Norms(squares[:, None], spread[:, None], unit)
+
+
+def bound(norms: Sequence[Norms]) -> Tensor:
+    """The most that the norm of what each example adds can be, over all parameters.
+
+    Args:
+        norms: of each parameter.
+    """
+    squares = torch.cat([some.squares for some in norms], 1).sum(1)
+    lost = torch.zeros_like(squares)
+    by_unit: dict[float, list[Tensor]] = {}
+    for some in norms:
+        by_unit.setdefault(some.unit, []).append(some.spread)
+    for unit_, spreads in by_unit.items():
+        spread = torch.cat(spreads, 1).sum(1)
+        squares = squares + (_ADDITIONS_CUT if unit_ > 2.0**-20 else _ADDITIONS) * spread
+        lost = lost + unit_ * unit_ * spread
+    return squares.clamp_min(0.0).sqrt() + lost.sqrt()
+
+
+class Factors:
+    """A clip factor for each example.
+
+    Args:
+        values: in float32.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._cast = {values.dtype: values}
+        self._last: tuple[Any, Tensor, Tensor] | None = None
+
+    def times(self, tensor: Tensor) -> Tensor:
+        """Every example's row with its factor; the last answer is kept for a layer beside it."""
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if self._last is not None and self._last[0] == key:
+            return self._last[2]
+        if tensor.dtype not in self._cast:
+            self._cast[tensor.dtype] = self.values.to(tensor.dtype)
+        scaled = tensor * self._cast[tensor.dtype].view(-1, *[1] * (tensor.dim() - 1))
+        self._last = (key, tensor, scaled)
+        return scaled
+
+
+def unit(factor: Tensor, *, tf32: bool) -> float:
+    """What the factors of a product are rounded by, at most, between the norm and the sum.
+
+    Both factors are cut to the bits of the matrix unit, and the clip factor times one of them is
+    cut once more.
+    """
+    if factor.dtype == torch.float32 and factor.is_cuda and tf32:
+        return 2.0**-9
+    return _UNITS[factor.dtype]
+
+
+def matmul_unit(factor: Tensor) -> float:
+    """The unit of matrix products."""
+    return unit(factor, tf32=torch.backends.cuda.matmul.allow_tf32)
+
+
+class Part(ABC):
+    """The gradient of one parameter from all calls of its layers, for each example."""
+
+    @abstractmethod
+    def norms(self) -> Norms:
+        """For each example."""
+
+    @abstractmethod
+    def weighted(self, factors: Factors) -> Tensor:
+        """The sum over examples, each with its factor, in float32 and in the parameter's shape."""
+
+    @abstractmethod
+    def each(self) -> Tensor:
+        """The gradient of every example, in float32: (examples, *shape)."""
+
+
+class Direct(Part):
+    """The gradient of every example itself, for parameters that are small.
+
+    Args:
+        grads: (examples, *shape).
+    """
+
+    def __init__(self, grads: Tensor) -> None:
+        self._grads = grads.float()
+
+    def each(self) -> Tensor:
+        """The gradient of every example."""
+        return self._grads
+
+    def norms(self) -> Norms:
+        """For each example."""
+        squares = squared(self._grads.flatten(1))
+        return Norms.of(squares, squares, 0.0)
+
+    def weighted(self, factors: Factors) -> Tensor:
+        """The sum over examples, each with its factor."""
+        with full_precision():
+            flat = factors.values @ self._grads.flatten(1)
+        return flat.view(self._grads.shape[1:])
+
+
+class Outer(Part):
+    """A sum of outer products over positions.
+
+    Args:
+        left: (examples, positions, rows of the weight).
+        right: (examples, positions, columns of the weight).
+        shape: of the weight.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, shape: torch.Size) -> None:
+        self.left, self.right, self.shape = left, right, shape
+        self._grads: Tensor | None = None  # of every example, if they are small
+
+    def each(self) -> Tensor:
+        """The gradient of every example."""
+        grads = product(self.left.transpose(1, 2), self.right)
+        return grads.view(-1, *self.shape)
+
+    def norms(self) -> Norms:
+        """For each example."""
+        left, right = self.left, self.right
+        _, positions, rows = left.shape
+        columns = right.shape[2]
+        if positions == 1:
+            squares = squared(left[:, 0]) * squared(right[:, 0])
+            return Norms.of(squares, squares, matmul_unit(left))
+        if gram.pays(positions, rows, columns, left):
+            return Norms(*gram.norms(left, right), matmul_unit(left))
+        grads = self.each()
+        if rows * columns <= positions * (rows + columns):
+            # What is measured is what is added, with no further rounding of factors.
+            self._grads = grads
+            return Direct(grads).norms()
+        spread = squared(left.flatten(1)) * squared(right.flatten(1))  # Cauchy and Schwarz
+        return Norms.of(squared(grads.flatten(1)), spread, matmul_unit(left))
+
+    def weighted(self, factors: Factors) -> Tensor:
+        """The sum over examples, each with its factor."""
+        if self._grads is not None:
+            return Direct(self._grads).weighted(factors)
+        left, right = self.left, self.right
+        if left.shape[2] < right.shape[2]:
+            left = factors.times(left)
+        else:  # layers beside each other have the same input
+            right = factors.times(right)
+        return product(left.flatten(0, 1).T, right.flatten(0, 1)).view(self.shape)
+
+
+class Rows(Part):
+    """Gradients of rows of a table: an outer product whose left factor has a single one.
+
+    Args:
+        index: (examples, positions), which row.
+        values: (examples, positions, columns).
+        shape: of the table.
+        padding: the row that is not trained, or -1.
+    """
+
+    def __init__(self, index: Tensor, values: Tensor, shape: torch.Size, padding: int) -> None:
+        self.index, self.shape, self.padding = index, shape, padding
+        if padding >= 0:
+            values = values.masked_fill((index == padding)[..., None], 0.0)
+        self.values = values
+
+    def each(self) -> Tensor:
+        """The gradient of every example."""
+        table = self.values.new_zeros(len(self.index), *self.shape, dtype=torch.float32)
+        index = self.index[..., None].expand_as(self.values)
+        return table.scatter_add_(1, index, self.values.float())
+
+    def norms(self) -> Norms:
+        """For each example: only equal rows meet."""
+        lengths = torch.linalg.vector_norm(self.values, dim=2, dtype=torch.float32)
+        spread = lengths.sum(1).square()
+        if self.index.shape[1] == 1:
+            return Norms.of(lengths[:, 0].square(), spread, 0.0)
+        equal = self.index[:, :, None] == self.index[:, None, :]
+        products = product(self.values, self.values.transpose(1, 2))
+        return Norms.of((products * equal).sum((1, 2)), spread, matmul_unit(self.values))
+
+    def weighted(self, factors: Factors) -> Tensor:
+        """The sum over examples, each with its factor."""
+        scaled = self.values.float() * factors.values[:, None, None]
+        return torch.ops.aten.embedding_dense_backward(
+            scaled, self.index, self.shape[0], self.padding, False
+        )
+
+
+class Tied(Part):
+    """A table that is also the weight of a linear layer: the usual tied output of language models.
+
+    Args:
+        rows: as a table.
+        outer: as a weight.
+    """
+
+    def __init__(self, rows: Rows, outer: Outer) -> None:
+        self.rows, self.outer = rows, outer
+
+    def each(self) -> Tensor:
+        """The gradient of every example."""
+        return self.rows.each() + self.outer.each()
+
+    def norms(self) -> Norms:
+        """For each example, with the products of the two uses."""
+        table, weight = self.rows.norms(), self.outer.norms()
+        # (1 at index_t)·left_s is left_s[index_t]
+        index = self.rows.index[:, None, :].expand(-1, self.outer.left.shape[1], -1)
+        met = self.outer.left.float().gather(2, index)
+        products = product(self.outer.right, self.rows.values.transpose(1, 2))
+        cross = (met * products).sum((1, 2))
+        # (R + R')² is at most 2(R² + R'²)
+        return Norms(
+            torch.cat([table.squares, weight.squares, 2.0 * cross[:, None]], 1),
+            2.0 * torch.cat([table.spread, weight.spread], 1),
+            max(table.unit, weight.unit),
+        )
+
+    def weighted(self, factors: Factors) -> Tensor:
+        """The sum over examples, each with its factor."""
+        return self.rows.weighted(factors) + self.outer.weighted(factors)
+
+
+def together(parts: list[Part]) -> Part:
+    """All that the calls of one step add to one parameter, as one part.
+
+    Args:
+        parts: of the calls, in any order; the examples are the same in all of them.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    outers = [part for part in parts if isinstance(part, Outer)]
+    tables = [part for part in parts if isinstance(part, Rows)]
+    if len(outers) + len(tables) == len(parts):
+        outer, table = _joined(outers), _joined_rows(tables)
+        if outer is None or table is None:
+            one = table if outer is None else outer
+            assert one is not None
+            return one
+        return Tied(table, outer)
+    grads = parts[0].each()
+    for part in parts[1:]:
+        grads = grads + part.each()
+    return Direct(grads)
+
+
+def squared(rows: Tensor) -> Tensor:
+    """Squared norms of rows, in float32."""
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32).square()
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """A product of matrices whose sums and result are float32, whatever the factors are."""
+    if left.dtype == right.dtype == torch.float32:
+        return left @ right
+    if left.is_cuda and left.dtype == right.dtype:
+        if left.dim() == 2:
+            return torch.mm(left, right, out_dtype=torch.float32)
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+class full_precision:  # noqa: N801
+    """A context in which products of float32 matrices are not rounded to TF32."""
+
+    def __enter__(self) -> None:
+        self._before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = self._before
+
+
+def _joined(parts: list[Outer]) -> Outer | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    left = torch.cat([part.left for part in parts], 1)
+    return Outer(left, torch.cat([part.right for part in parts], 1), parts[0].shape)
+
+
+def _joined_rows(parts: list[Rows]) -> Rows | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    index = torch.cat([part.index for part in parts], 1)
+    values = torch.cat([part.values for part in parts], 1)
+    return Rows(index, values, parts[0].shape, parts[0].padding)

@@ -1,0 +1,286 @@
+"""Watches the layers of a model: what each call saw, and the gradient that came back to it.
+
+While a layer runs, its trained parameters stand aside as constants, so that autograd computes no
+gradients for them; the call's output goes through a ``_Tap``, which keeps the inputs for the
+backward pass and notes the gradient of the output there. The model itself stays as it is: the same classes,
+the same parameters, the same ``state_dict``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils import _pytree as pytree
+
+from corrnoise.torch.clipping import fallback, handlers
+from corrnoise.torch.clipping.parts import Part
+from corrnoise.torch.clipping.separate import check_separate
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module with trained parameters of its own.
+
+    Attributes:
+        name: in the model.
+        module: itself.
+        params: its own trained parameters by name.
+        handler: ``None`` for the fallback.
+    """
+
+    name: str
+    module: nn.Module
+    params: dict[str, nn.Parameter]
+    handler: handlers.Handler | None
+
+    def stand_aside(self) -> list[Tensor]:
+        """Put constants in the place of the parameters; what was there is returned."""
+        before: list[Tensor] = []
+        for name in self.params:
+            owner, key = self._slot(name)
+            before.append(owner[key])
+            owner[key] = before[-1].detach()
+        return before
+
+    def come_back(self, before: Sequence[Tensor]) -> None:
+        """Put them back."""
+        for name, value in zip(self.params, before, strict=True):
+            owner, key = self._slot(name)
+            owner[key] = value
+
+    def _slot(self, name: str) -> tuple[Any, str]:
+        path, _, last = name.rpartition(".")
+        return self.module.get_submodule(path)._parameters, last
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer whose gradient came back.
+
+    Attributes:
+        layer: which.
+        examples: how many it was for.
+        make: the parts of its parameters. A handler has made them already, so that what only small
+            ones need is not kept; the fallback waits, since it runs the layer again.
+    """
+
+    layer: Layer
+    examples: int
+    make: Callable[[], Mapping[str, Part]]
+
+
+class _Pending:
+    """A call between forward and backward: its arguments, but for their tensors."""
+
+    def __init__(
+        self, note: Callable[[Call], None], layer: Layer, spec: Any, plain: dict[int, Any]
+    ) -> None:
+        self.note, self.layer, self.spec, self.plain = note, layer, spec, plain
+
+    def complete(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], grads: Sequence[Tensor]
+    ) -> None:
+        layer = self.layer
+        if layer.handler is not None:
+            with torch.autocast(grads[0].device.type, enabled=False):
+                parts = layer.handler(layer.module, inputs, grads, layer.params)
+            self.note(Call(layer, len(grads[0]), lambda: parts))
+            return
+        kept = iter(inputs)
+        size = len(self.plain) + len(inputs)
+        leaves = [self.plain[i] if i in self.plain else next(kept) for i in range(size)]
+        arguments = pytree.tree_unflatten(leaves, self.spec)
+        outputs = fallback.examples_first(layer.module, outputs)
+        grads = fallback.examples_first(layer.module, grads)
+        make = functools.partial(
+            fallback.contribute, layer.module, layer.name, arguments, outputs, grads, layer.params
+        )
+        self.note(Call(layer, len(grads[0]), make))
+
+
+class _Tap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pending: _Pending, token: Tensor, count: int, *tensors: Tensor) -> Any:
+        outputs, inputs = tensors[:count], tensors[count:]
+        ctx.pending, ctx.size = pending, len(inputs)
+        # New tensors, neither views nor inputs, so that the model may go on to change them in
+        # place. Layers that read their own output in the backward pass need theirs unchanged.
+        shared = type(pending.layer.module) in handlers.OUTPUT_UNUSED
+        outputs = tuple(_same(output) if shared else output.clone() for output in outputs)
+        ctx.save_for_backward(*inputs, *(outputs if pending.layer.handler is None else ()))
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        saved = ctx.saved_tensors
+        ctx.pending.complete(saved[: ctx.size], saved[ctx.size :], grads)
+        return None, None, None, *grads, *(None for _ in range(ctx.size))
+
+
+def _same(tensor: Tensor) -> Tensor:
+    """A tensor on the same memory that is not a view, for autograd."""
+    return tensor.new_empty(0).set_(tensor)  # type: ignore[call-overload]
+
+
+class Recorder:
+    """The calls of a model's layers since they were last taken.
+
+    Args:
+        model: not wrapped, and not changed but for hooks.
+        params: the trained ones.
+
+    Attributes:
+        calls: whose gradients have come back.
+        layers: with trained parameters.
+    """
+
+    def __init__(self, model: nn.Module, params: Sequence[nn.Parameter]) -> None:
+        trained = {id(param) for param in params}
+        self.calls: list[Call] = []
+        self.layers = list(_layers(model, trained))
+        self.examples = 0  # in the batch that the model runs on
+        self.paused = False
+        self._separate = False  # whether the model was seen to treat examples apart
+        self.on_start: Any = lambda: None  # called when the model starts on a batch
+        self._token: dict[torch.device, Tensor] = {}
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(self._starts, with_kwargs=True, prepend=True)
+        ]
+        for layer in self.layers:
+            self._watch(layer)
+
+    def take(self) -> list[Call]:
+        """The calls since the last time; they are forgotten here."""
+        calls, self.calls = self.calls, []
+        return calls
+
+    def close(self) -> None:
+        """Leave the model alone from now on."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _recording(self) -> bool:
+        return torch.is_grad_enabled() and not self.paused
+
+    def _starts(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._recording():
+            return
+        found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not found or found[0].dim() == 0:
+            raise ValueError(
+                "the model must be called with a tensor whose first dimension is the examples of "
+                "the batch, got none"
+            )
+        self.on_start()
+        self.examples = len(found[0])
+        if not self._separate and self.examples > 1:
+            self.paused = True
+            try:
+                check_separate(module, args, kwargs, self.examples)
+            finally:
+                self.paused = False
+            self._separate = True
+
+    def _watch(self, layer: Layer) -> None:
+        away: list[list[Tensor]] = []
+
+        def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if not self._recording():
+                return None
+            away.append(layer.stand_aside())
+            args = handlers.in_autocast(module, self._expanded(layer, args))
+            return args, kwargs
+
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            if away:
+                layer.come_back(away.pop())
+            if output is None or not self._recording():  # the layer itself failed
+                return None
+            return self._tapped(layer, (args, kwargs), output)
+
+        register = layer.module.register_forward_pre_hook
+        self._handles.append(register(before, with_kwargs=True))
+        register_after = layer.module.register_forward_hook
+        self._handles.append(
+            register_after(after, with_kwargs=True, prepend=True, always_call=True)
+        )
+
+    def _expanded(self, layer: Layer, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The first argument with a row for each example: some models let rows be shared."""
+        if not args or not isinstance(args[0], Tensor) or layer.handler is None:
+            return args
+        first = args[0]
+        if first.dim() == 0 or len(first) not in (1, self.examples):
+            raise ValueError(
+                f"the layer {layer.name!r} must see one row for each of the {self.examples} "
+                f"examples of the batch, got an input of shape {tuple(first.shape)}; its gradient "
+                "cannot be told apart by examples: keep the batch as the first dimension, or "
+                "freeze the layer"
+            )
+        if len(first) == self.examples:
+            return args
+        return first.expand(self.examples, *first.shape[1:]), *args[1:]
+
+    def _tapped(self, layer: Layer, arguments: Any, output: Any) -> Any:
+        if layer.handler is not None:
+            if not isinstance(output, Tensor) or not arguments[0]:
+                raise ValueError(
+                    f"the layer {layer.name!r} must take its input first and give one tensor, as "
+                    f"{type(layer.module).__name__} does"
+                )
+            self._check(layer, output)
+            pending = _Pending(self._note, layer, None, {})
+            first = arguments[0][0].detach()
+            return _Tap.apply(pending, self._token_on(output.device), 1, output, first)[0]
+        leaves, spec = pytree.tree_flatten(output)
+        places = [i for i, leaf in enumerate(leaves) if fallback.tensors(leaf)]
+        for leaf in fallback.examples_first(layer.module, [leaves[i] for i in places]):
+            self._check(layer, leaf)
+        flat, inner = pytree.tree_flatten(arguments)
+        plain = {i: leaf for i, leaf in enumerate(flat) if not isinstance(leaf, Tensor)}
+        inputs = [leaf.detach() for leaf in flat if isinstance(leaf, Tensor)]
+        pending = _Pending(self._note, layer, inner, plain)
+        token = self._token_on(leaves[places[0]].device)
+        tapped = _Tap.apply(pending, token, len(places), *[leaves[i] for i in places], *inputs)
+        for i, leaf in zip(places, tapped, strict=True):
+            leaves[i] = leaf
+        return pytree.tree_unflatten(leaves, spec)
+
+    def _check(self, layer: Layer, output: Tensor) -> None:
+        if output.dim() == 0 or len(output) != self.examples:
+            raise ValueError(
+                f"the layer {layer.name!r} must give one row for each of the {self.examples} "
+                f"examples of the batch, got an output of shape {tuple(output.shape)}; keep the "
+                "batch as the first dimension, or freeze the layer"
+            )
+
+    def _note(self, call: Call) -> None:
+        self.calls.append(call)
+
+    def _token_on(self, device: torch.device) -> Tensor:
+        if device not in self._token:
+            self._token[device] = torch.zeros((), device=device, requires_grad=True)
+        return self._token[device]
+
+
+def _layers(model: nn.Module, trained: set[int]) -> Iterator[Layer]:
+    """The modules with trained parameters, the insides of those that are taken whole left out."""
+    inside: set[int] = set()
+    for name, module in model.named_modules():
+        if id(module) in inside:
+            continue
+        whole = isinstance(module, handlers.WHOLE)
+        if whole:
+            inside.update(id(part) for part in module.modules())
+        own = module.named_parameters(recurse=whole, remove_duplicate=False)
+        params = {key: param for key, param in own if id(param) in trained}
+        if params:
+            yield Layer(name, module, params, handlers.find(module))

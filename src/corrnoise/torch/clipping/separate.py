@@ -1,0 +1,58 @@
+"""Whether a model treats the examples of a batch apart, as clipping each of them needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from corrnoise.torch.clipping.fallback import tensors
+
+
+def check_separate(model: nn.Module, args: Any, kwargs: Any, examples: int) -> None:
+    """Raise if the first examples' outputs depend on who else is in the batch.
+
+    The model runs twice without gradients, as in evaluation: on the whole batch, and on its first
+    examples.
+
+    Args:
+        model: whoever watches its calls must look away.
+        args: of the call.
+        kwargs: of the call.
+        examples: in the batch.
+    """
+    rows = min(2, examples - 1)
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    some = [leaf[:rows] if _batched(leaf, examples) else leaf for leaf in leaves]
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            whole = tensors(model(*args, **kwargs))
+            few_args, few_kwargs = pytree.tree_unflatten(some, spec)
+            few = tensors(model(*few_args, **few_kwargs))
+    finally:
+        for part, mode in modes:
+            part.training = mode
+    for a, b in zip(whole, few, strict=True):
+        if not _batched(a, examples) or len(b) != rows:
+            continue
+        far = torch.linalg.vector_norm((a[:rows] - b).float())
+        size = torch.linalg.vector_norm(b.float())
+        if not far <= _tolerance(a) * size + 1e-6:
+            raise ValueError(
+                "the model must treat the examples of a batch apart, but the output for the first "
+                f"{rows} changes by {float(far / size):.1%} when the others are there; replace "
+                "what mixes them, such as batch normalisation: nothing was released"
+            )
+
+
+def _batched(leaf: Any, examples: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == examples
+
+
+def _tolerance(output: Tensor) -> float:
+    low = output.dtype != torch.float32 or torch.is_autocast_enabled(output.device.type)
+    return 0.05 if low or output.is_cuda else 1e-3

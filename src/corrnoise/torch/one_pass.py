@@ -1,0 +1,196 @@
+"""Sums of clipped gradients by our own clipping, for the user's own model and optimizer.
+
+Neither is wrapped. Hooks on the model's layers watch the forward and backward pass; a hook on the
+optimizer clips, adds the noise and hands the gradients over, just before it takes its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from corrnoise.planning import Plan
+from corrnoise.torch import opacus
+from corrnoise.torch.clipping.clipper import Clipper
+from corrnoise.torch.loader import StepSampler
+from corrnoise.torch.placement import flattened, local, place
+from corrnoise.torch.processes import Processes
+
+
+class OnePassSums:
+    """Sums of clipped gradients over the examples of a logical batch.
+
+    Args:
+        module: the user's; with DDP or FSDP2, so wrapped.
+        optimizer: the user's.
+        plan: of the run.
+        processes: that train the model.
+        sampler: of the run's batches.
+        options: of ``make_private``.
+
+    Attributes:
+        optimizer: the user's.
+        params: the trained ones, in the optimizer's order.
+        clip_norm: C.
+        placement: of the sums in the flat vector of all parameters.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        processes: Processes,
+        sampler: StepSampler,
+        options: opacus.Options,
+    ) -> None:
+        self.params, self.clip_norm = _trained(optimizer), options.clip_norm
+        self.optimizer, self._processes, self._sampler = optimizer, processes, sampler
+        self._divisor = float(plan.divisor) if options.loss_reduction == "mean" else 1.0
+        if isinstance(module, DistributedDataParallel):
+            module.require_backward_grad_sync = False  # there is nothing for it to sum
+        model = _unwrapped(module)
+        self.clipper = Clipper(
+            model,
+            self.params,
+            self.clip_norm,
+            mean=options.loss_reduction == "mean",
+            own=_sharded if processes.sharded else None,
+        )
+        whole = place(self.params, distributed=processes.distributed, averaged=False)
+        self.placement = flattened(whole, [local(param).numel() for param in self.params])
+        # What the optimizer sees: the flat sums themselves, until the next batch begins.
+        self._grads = [
+            _like(view, param) for view, param in zip(self.clipper.sums(), self.params, strict=True)
+        ]
+        self._handed: dict[int, torch.Tensor] = {}
+        self._skip: list[bool] = []  # what Opacus's memory manager says of batches to come
+        self.clipper.recorder.on_start = self._starts
+        self._wrapped = opacus.Wrapped((module, optimizer), optimizer)
+        self._pinned = opacus.mark(optimizer, plan, processes.world_size, options)
+        optimizer.signal_skip_step = self.signal_skip_step  # type: ignore[attr-defined]
+
+    @property
+    def examples(self) -> int:
+        """In the sums now."""
+        return self.clipper.examples
+
+    def attach(self, step: Callable[[], None]) -> None:
+        """Call this before each step of the optimizer that ends a logical batch."""
+
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            self._collect()
+            if self._unfinished():
+                for param in self.params:
+                    param.grad = None  # so that the optimizer has nothing to do
+                return
+            step()
+
+        self.optimizer.register_step_pre_hook(before)
+
+    def signal_skip_step(self, do_skip: bool = True) -> None:
+        """Whether a batch to come is followed by another of the same logical batch."""
+        self._skip.append(do_skip)
+
+    def check(self) -> None:
+        """Raise if the settings or the parameters have changed."""
+        self._pinned.check(opacus.Pinned.of(self._wrapped))
+        opacus.check_params(self.params, _trained(self.optimizer))
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The sums, as one flat vector: of this process's examples, or its shards of all sums."""
+        self.clipper.begin()
+        return [self.clipper.flat]
+
+    def hand_over(self, grads: Sequence[torch.Tensor]) -> None:
+        """Give the optimizer its noisy gradients; the next batch begins."""
+        (flat,) = grads
+        if self._processes.world_size > 1 and not self._processes.sharded:
+            torch.distributed.all_reduce(flat)
+        if self._divisor != 1.0:
+            flat /= self._divisor
+        for param, grad in zip(self.params, self._grads, strict=True):
+            param.grad = grad if grad.dtype == param.dtype else grad.to(param.dtype)
+            self._handed[id(param)] = param.grad
+        self.clipper.drop()
+
+    def own_noise(self) -> None:
+        """There is none here."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Forget everything of the batch."""
+        self.clipper.drop()
+        self._skip.clear()
+
+    def _unfinished(self) -> bool:
+        """Whether more of the logical batch is to come."""
+        if self._skip:
+            return self._skip.pop(0)
+        return self._sampler.largest is not None and not self._sampler.complete(self.examples)
+
+    def _starts(self) -> None:
+        """The model starts on a batch: what the optimizer had from us is no gradient of it."""
+        self._collect()
+        for param in self.params:
+            if param.grad is not None and param.grad is self._handed.get(id(param)):
+                param.grad = None
+        self._handed.clear()
+
+    def _collect(self) -> None:
+        self.clipper.collect(self._handed)
+
+
+def objection(module: nn.Module, options: opacus.Options) -> str:
+    """Why our own clipping cannot take this model with these options, or nothing."""
+    if options.noise_generator is not None:
+        return "noise_generator keeps Opacus's own normals"
+    if not options.batch_first:
+        return "the examples must be the first dimension, got batch_first=False"
+    if options.clipping != "flat" or isinstance(options.max_grad_norm, list):
+        return "it clips all layers together, got clipping='per_layer'"
+    if options.rand_on_empty:
+        return "it runs on empty batches, got rand_on_empty=True"
+    if len({param.device for param in module.parameters()}) > 1:
+        return "all parameters must be on one device"
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm):
+            return (
+                f"{name!r} is a {type(part).__name__}, which mixes the examples of a batch; use "
+                "GroupNorm, or PrivacyEngine.get_compatible_module"
+            )
+        if getattr(part, "track_running_stats", False):
+            return f"{name!r} keeps running statistics of the data, which are not private"
+    return ""
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    kinds = (DistributedDataParallel, opacus.DistributedDataParallel)
+    return module.module if isinstance(module, kinds) else module  # type: ignore[return-value]
+
+
+def _sharded(param: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
+    """This process's shard of the sum over all processes."""
+    assert isinstance(param, DTensor)
+    mesh = param.device_mesh
+    whole = DTensor.from_local(value.view(param.shape), mesh, [Partial("sum")] * mesh.ndim)
+    return whole.redistribute(placements=param.placements).to_local()
+
+
+def _like(grad: torch.Tensor, param: nn.Parameter) -> torch.Tensor:
+    """A gradient that is sharded as its parameter is."""
+    if not isinstance(param, DTensor):
+        return grad
+    return DTensor.from_local(
+        grad, param.device_mesh, param.placements, shape=param.shape, stride=param.stride()
+    )

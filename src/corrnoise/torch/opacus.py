@@ -18,6 +18,7 @@ import torch
 from opacus.data_loader import dtype_safe, shape_safe, wrap_collate_with_empty
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.optimizers import optimizer as opacus_optimizer
+from opacus.utils import batch_memory_manager
 from opacus.validators import ModuleValidator
 from torch import nn
 from torch.utils.data import DataLoader
@@ -30,6 +31,32 @@ DistributedDataParallel = DifferentiallyPrivateDistributedDataParallel
 # Opacus's own marks on gradients that were used already; it has no public name for them.
 _CHECK: Any = opacus_optimizer._check_processed_flag  # pyright: ignore[reportPrivateUsage]
 _MARK: Any = opacus_optimizer._mark_as_processed  # pyright: ignore[reportPrivateUsage]
+
+
+_wrap_data_loader: Any = batch_memory_manager.wrap_data_loader
+
+
+def _wrap_step_loader(*, data_loader: Any, max_batch_size: int, optimizer: Any) -> Any:
+    """What ``BatchMemoryManager`` makes of a loader: for ours, one that knows its batches.
+
+    Opacus would put a plain ``DataLoader`` around our sampler. Its workers run ahead, and nobody
+    would see which batch the loop has.
+    """
+    in_parts = getattr(data_loader, "in_parts", None)
+    if in_parts is None:
+        return _wrap_data_loader(
+            data_loader=data_loader, max_batch_size=max_batch_size, optimizer=optimizer
+        )
+
+    def split(batches: Any) -> Any:
+        return batch_memory_manager.BatchSplittingSampler(
+            sampler=batches, max_batch_size=max_batch_size, optimizer=optimizer
+        )
+
+    return in_parts(split)
+
+
+batch_memory_manager.wrap_data_loader = _wrap_step_loader
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ def set_up(
     loader = step_loader(
         data_loader,
         sampler,
+        secret.subkey("augmentation"),
         batch_first=options.batch_first,
         rand_on_empty=options.rand_on_empty,
     )

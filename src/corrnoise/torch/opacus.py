@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
+from corrnoise.torch.precision import check_norms, clip_factors, clipped_sum
 
 MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp")
 DistributedDataParallel = DifferentiallyPrivateDistributedDataParallel
@@ -113,7 +114,8 @@ class Tally:
     Opacus adds up the clipped gradients of physical batches until a logical batch is complete. The
     tally counts what goes in, so that a step is taken on the examples of its own batch, each once.
     In the ghost modes it counts at the moment when the clip factors are applied: gradients that
-    went around Opacus's criterion were never clipped, and are refused.
+    went around Opacus's criterion were never clipped, and are refused. Gradients that are not all
+    float32 are clipped here, and not by Opacus, which would round in their type.
 
     Attributes:
         examples: in the sums now.
@@ -150,11 +152,35 @@ class Tally:
                 param.grad_sample = None  # type: ignore[attr-defined]
 
     def _clip_and_accumulate(self) -> None:
-        count = len(self._optimizer.grad_samples[0])
-        self._add()
-        self.examples += count
+        grads: list[torch.Tensor] = self._optimizer.grad_samples
+        if all(part.dtype == torch.float32 for part in (*grads, *self._params)):
+            self._add()
+        else:
+            self._clip_in_float32(grads)
+        self.examples += len(grads[0])
+
+    def _clip_in_float32(self, grads: Sequence[torch.Tensor]) -> None:
+        clips = getattr(self._optimizer, "max_grad_norms", None)
+        if clips is None:
+            factors = [clip_factors(grads, self._optimizer.max_grad_norm)] * len(grads)
+        else:
+            factors = [clip_factors([g], c) for g, c in zip(grads, clips, strict=True)]
+        for param, grad, factor in zip(self._optimizer.params, grads, factors, strict=True):
+            sample: Any = param
+            _CHECK(sample.grad_sample)
+            total = clipped_sum(grad, factor)
+            sample.summed_grad = total if sample.summed_grad is None else sample.summed_grad + total
+            _MARK(sample.grad_sample)
+
+    def _norms(self) -> Iterator[torch.Tensor]:
+        for module in self._module.modules():
+            yield from getattr(module, "norm_sample", ())  # of FSDP
+        for param in self._params:
+            if hasattr(param, "_norm_sample"):
+                yield param._norm_sample  # type: ignore[attr-defined]
 
     def _clip(self) -> torch.Tensor:
+        check_norms(self._norms())
         factors = self._coefficients()
         self._clipped = len(factors)
         return factors
@@ -244,9 +270,9 @@ def summed_gradients(optimizer: Any, params: Sequence[nn.Parameter]) -> list[tor
 def hand_over(
     optimizer: Any, params: Sequence[nn.Parameter], grads: Sequence[torch.Tensor]
 ) -> None:
-    """Give the optimizer its noisy gradients, and mark the sums as used."""
+    """Give the optimizer its noisy gradients, in its types, and mark the sums as used."""
     for param, grad in zip(params, grads, strict=True):
-        param.grad = grad.view_as(param)
+        param.grad = grad.view_as(param).to(param.dtype)
         _MARK(_summed(optimizer, param))
 
 

@@ -20,6 +20,7 @@ from corrnoise.torch import opacus
 from corrnoise.torch.fingerprint import data_digest, parameter_digest
 from corrnoise.torch.loader import StepSampler, step_loader
 from corrnoise.torch.placement import place
+from corrnoise.torch.precision import check_precision
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.step import PrivateStep
 
@@ -98,6 +99,12 @@ def set_up(
             f"trained parameters must be float32, bfloat16 or float16, got {', '.join(wide)}; "
             "noise is made in float32: convert the model"
         )
+    check_precision(
+        params,
+        options.grad_sample_mode,
+        distributed=processes.distributed,
+        stock_noise=options.noise_generator is not None,
+    )
     secret, run_id = _agreed_key(key, ledger, processes)
     batches = plan.batches(secret, shuffled=shuffled)
     sampler = StepSampler(batches, next_step, processes.rank, processes.world_size)

@@ -4,9 +4,9 @@
 
 For each model: plain training, stock Opacus (per-example gradients by hooks, and ghost clipping),
 and our engine with one backward pass and ChaCha20 BISR p = 4 noise, called in an ordinary loop and
-as one captured function. All of them stand side by side and take turns, round by round; a time is the
-median of CUDA events around forward, backward, clipping, noise and the optimizer's step, with the
-batch on the device already. Memory is the peak since the variant was built, less what was there
+as one captured function. All of them stand side by side and take turns, round by round; a time is
+the median of CUDA events around forward, backward, clipping, noise and the optimizer's step, with
+the batch on the device already. Memory is the peak since the variant was built, less what was there
 before it. Products are TF32 unless said. With OUT set, step_gpu.json is written there; --table
 prints the committed JSON as Markdown.
 """

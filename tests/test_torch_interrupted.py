@@ -13,7 +13,7 @@ import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from training import KEY, private, weights
+from training import KEY, loader, private, weights
 
 import corrnoise as cn
 from corrnoise.noise import Key
@@ -140,6 +140,104 @@ def test_the_managed_loader_knows_its_length():
                 count += 1
         assert announced == count > 6
     assert len(batches) == 6
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_logical_batches_that_are_skipped_in_the_last_epoch_are_refused(workers):
+    """Fixed batches of one size: neither the tally nor a later epoch would notice."""
+
+    def begun():
+        engine = PrivacyEngine(key=KEY)
+        data = loader(num_workers=workers, prefetch_factor=4 if workers else None)
+        made = private(engine, data_loader=data)
+        return engine, made[0], made[1], nn.CrossEntropyLoss(), made[2]
+
+    run = begun()
+    engine, net, optimizer, criterion, batches = run
+    loop(run, 14)
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=PHYSICAL, optimizer=optimizer
+    ) as parts:
+        for number, (x, y) in enumerate(parts):
+            if number < 8:  # both have 10 examples, in four physical batches
+                continue
+            criterion(net(x), y).backward()
+            if number < 11:
+                optimizer.step()  # one physical batch of the wrong step: nothing is released
+            else:
+                with pytest.raises(ValueError, match="own batch, but the batch of step 16 was"):
+                    optimizer.step()
+                break
+            optimizer.zero_grad()
+    assert engine.steps_released == 14
+    loop(run, 18)
+    whole = begun()
+    loop(whole, 18)
+    assert torch.equal(weights(net), weights(whole[1]))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_physical_batches_from_workers_are_those_without(persistent):
+    found = []
+    for workers in (0, 2):
+        engine = PrivacyEngine(key=KEY)
+        data = loader(num_workers=workers, persistent_workers=persistent and workers > 0)
+        net, optimizer, batches = private(engine, data_loader=data, sampling="balls-in-bins")
+        run = (engine, net, optimizer, nn.CrossEntropyLoss(), batches)
+        loop(run, 3)  # left in the middle of an epoch, with batches in flight
+        loop(run, 18)
+        found.append(weights(net))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_two_loops_at_once_do_not_hide_a_skipped_batch(persistent):
+    engine = PrivacyEngine(key=KEY)
+    data = loader(num_workers=1, persistent_workers=persistent)
+    net, optimizer, batches = private(engine, data_loader=data)
+
+    def step(batch):
+        optimizer.zero_grad()
+        nn.CrossEntropyLoss()(net(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+    first = iter(batches)
+    for _ in range(3):
+        next(first)
+    second = iter(batches)
+    for _ in range(3):
+        step(next(second))
+    next(second)  # the batch of step 3
+    batch = next(first)
+    own = torch.equal(batch[0], data.dataset.tensors[0][30:40])
+    assert own is not persistent
+    if own:
+        step(batch)
+    else:
+        with pytest.raises(ValueError, match="own batch, but the batch of step 4 was loaded"):
+            step(batch)
+    assert engine.steps_released == (4 if own else 3)
+
+
+def test_a_loader_of_ones_own_whose_workers_run_ahead_is_refused():
+    engine = PrivacyEngine(key=KEY)
+    net, optimizer, batches = private(engine, data_loader=loader(num_workers=1))
+    own = DataLoader(batches.dataset, batch_sampler=batches.batch_sampler, num_workers=1)
+    x, y = next(iter(own))
+    nn.CrossEntropyLoss()(net(x), y).backward()
+    with pytest.raises(ValueError, match="own batch"):
+        optimizer.step()
+    assert engine.steps_released == 0
+
+
+def test_the_memory_manager_of_another_loader_is_opacus_own():
+    plain = loader()
+    _, optimizer, _ = private(PrivacyEngine(key=KEY))
+    with BatchMemoryManager(
+        data_loader=plain, max_physical_batch_size=PHYSICAL, optimizer=optimizer
+    ) as parts:
+        assert type(parts) is DataLoader
+        assert parts.dataset is plain.dataset
 
 
 def test_ghost_clipping_with_a_plain_loss_is_refused():

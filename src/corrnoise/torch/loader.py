@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +18,10 @@ from torch.utils.data import (
 
 from corrnoise.samplings import Batches
 from corrnoise.torch import opacus
+from corrnoise.torch.augmentation import Augmented, Order, WorkerStart, worker_seed
+
+# From the batches of the steps to physical batches, in the same order.
+Split = Callable[[Iterable[list[int]]], Iterable[list[int]]]
 
 
 class _PhysicalBatches:
@@ -65,10 +70,7 @@ class StepSampler(BatchSampler):
         self.batches, self.largest = batches, largest
         self._next_step = next_step
         self._rank, self._world_size = rank, world_size
-        self._epoch: range | None = None  # what the last iteration has fetched, once it ended
-        self._fetched: int | None = None
-        self.delivered: int | None = None  # the step whose batch the loop has; None if unknown
-        self.ahead = False  # whether worker processes fetch batches in advance
+        self.delivered: int | None = None  # the step whose batch the loop has
 
     @property
     def next_step(self) -> int:
@@ -83,6 +85,14 @@ class StepSampler(BatchSampler):
         return sum(len(self.pieces(step)) for step in range(first, min(n, first + b)))
 
     def __iter__(self) -> Iterator[list[int]]:
+        return (indices for _, indices in self.steps())
+
+    def steps(self) -> Iterator[tuple[int, list[int]]]:
+        """Each step with its examples.
+
+        What is fetched counts as what the loop has. A loader whose workers run ahead of the loop
+        must say itself what it delivers; where it does not, steps are refused.
+        """
         n, b = self.batches.participation.num_steps, self.batches.participation.min_sep
         first = self.next_step
         if first >= n:
@@ -90,16 +100,10 @@ class StepSampler(BatchSampler):
                 f"the plan has {n} steps, and all of them were taken; plan more epochs from the "
                 "start, or look at the data through another loader"
             )
-        if self._epoch is not None and self.ahead and self.delivered is None:
-            self._check_none_skipped(self._epoch, first)
-        self._epoch = None
         self.restart()
-        epoch = range(first, min(n, first - first % b + b))
-        for step in epoch:
-            self._fetched = step
-            self.delivered = None if self.ahead else step
-            yield from self.pieces(step)
-        self._epoch = epoch
+        for step in range(first, min(n, first - first % b + b)):
+            self.delivered = step
+            yield from ((step, piece) for piece in self.pieces(step))
 
     def share(self, step: int) -> list[int]:
         """The examples of a step that this process takes."""
@@ -133,8 +137,8 @@ class StepSampler(BatchSampler):
                 f"the plan has {n} steps, and all of them were taken; plan more epochs from the "
                 "start: every further step would weaken the guarantee"
             )
-        got = self._fetched if self.delivered is None else self.delivered
-        if got is None or got < step or (got > step and self.delivered is not None):
+        if self.delivered != step:
+            got = self.delivered
             at = "no batch" if got is None else f"the batch of step {got}"
             raise ValueError(
                 f"step {step} must be taken on its own batch, but {at} was loaded; iterate over "
@@ -142,51 +146,110 @@ class StepSampler(BatchSampler):
                 "every batch, also for an empty one"
             )
 
-    @staticmethod
-    def _check_none_skipped(epoch: range, now: int) -> None:
-        # Only for a loader that is not ours, with workers: nobody sees which batch the loop has.
-        if now not in (epoch.start, epoch.stop):
-            raise ValueError(
-                f"steps {epoch.start} to {epoch.stop - 1} were loaded, but {now - epoch.start} of "
-                "them were taken; call optimizer.step() once for every batch, also for an empty "
-                "one, and leave a loop early only with num_workers=0"
-            )
+
+class _Orders:
+    """What the worker processes are asked for, in order; it remembers the steps.
+
+    Attributes:
+        steps: of the orders of the last iteration that no one has taken out yet.
+    """
+
+    def __init__(self, sampler: StepSampler, split: Split) -> None:
+        self.steps: deque[int] = deque()
+        self._sampler, self._split = sampler, split
+
+    def __iter__(self) -> Iterator[Order]:
+        steps = self.steps = deque[int]()
+        at = 0
+
+        def batches() -> Iterator[list[int]]:
+            nonlocal at
+            for step, indices in self._sampler.steps():
+                at = step
+                yield indices
+
+        for indices in self._split(batches()):
+            steps.append(at)
+            yield Order(at, indices)
 
 
 class StepLoader(DataLoader[Any]):
-    """A ``DataLoader`` over a ``StepSampler`` that tells it which batch the loop has."""
+    """A ``DataLoader`` over a ``StepSampler`` that tells it which batch the loop has.
+
+    Worker processes run ahead of the loop. Torch delivers batches in the order in which it asked
+    for them, so the loader counts along.
+
+    Args:
+        dataset: the user's.
+        sampler: of the run.
+        key: the subkey for augmentation.
+        split: makes physical batches of the sampler's.
+        options: torch's.
+    """
+
+    def __init__(
+        self, dataset: Any, sampler: StepSampler, key: bytes, split: Split, **options: Any
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_sampler=split(sampler),  # type: ignore[arg-type]
+            # Of its own, so that iterating does not move the generator that dropout draws from.
+            generator=torch.Generator().manual_seed(0),
+            **options,
+        )
+        self._step_sampler, self._key, self._options = sampler, key, options
+        self._orders, self._seeds = _Orders(sampler, split), torch.Generator()
+        self._worker_loader: DataLoader[Any] | None = None
 
     def __iter__(self) -> Any:
         if self.num_workers == 0:
             return super().__iter__()
         return self._deliver()
 
+    def in_parts(self, split: Split) -> StepLoader:
+        """The same loader with physical batches; it too tells the sampler what the loop has."""
+        return StepLoader(self.dataset, self._step_sampler, self._key, split, **self._options)
+
     def _deliver(self) -> Iterator[Any]:
-        sampler = self.batch_sampler
-        assert isinstance(sampler, StepSampler)
-        n = sampler.batches.participation.num_steps
-        steps = (step for step in range(sampler.next_step, n) for _ in sampler.pieces(step))
-        for batch, step in zip(super().__iter__(), steps, strict=False):
-            sampler.delivered = step
+        sampler = self._step_sampler
+        if self._worker_loader is None:
+            options: dict[str, Any] = {
+                **self._options,
+                "batch_sampler": self._orders,
+                "generator": self._seeds,
+                "worker_init_fn": WorkerStart(self.worker_init_fn),
+            }
+            self._worker_loader = DataLoader(Augmented(self.dataset, self._key), **options)
+        self._seeds.manual_seed(worker_seed(self._key, sampler.next_step))
+        batches = iter(self._worker_loader)
+        steps = self._orders.steps
+        for batch in batches:
+            # Persistent workers have one queue: a loop that began later has taken it over.
+            mine = self._orders.steps if self.persistent_workers else steps
+            sampler.delivered = mine.popleft()
             yield batch
 
 
 def step_loader(
-    loader: DataLoader[Any], sampler: StepSampler, *, batch_first: bool, rand_on_empty: bool
+    loader: DataLoader[Any],
+    sampler: StepSampler,
+    key: bytes,
+    *,
+    batch_first: bool,
+    rand_on_empty: bool,
 ) -> StepLoader:
     """The user's loader with the plan's batches instead of its own."""
-    sampler.ahead = loader.num_workers > 0
     return StepLoader(
         loader.dataset,
-        batch_sampler=sampler,
+        sampler,
+        key,
+        lambda batches: batches,
         num_workers=loader.num_workers,
         collate_fn=opacus.collate(loader, batch_first=batch_first, rand_on_empty=rand_on_empty),
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
-        # Of its own, so that iterating does not move the generator that dropout draws from.
-        generator=torch.Generator().manual_seed(0),
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
         pin_memory_device=loader.pin_memory_device,

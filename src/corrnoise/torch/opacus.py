@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,14 @@ import torch
 from opacus.data_loader import dtype_safe, shape_safe, wrap_collate_with_empty
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.optimizers import optimizer as opacus_optimizer
+from opacus.utils import batch_memory_manager
 from opacus.validators import ModuleValidator
 from torch import nn
 from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
 from corrnoise.torch.placement import place
+from corrnoise.torch.precision import check_norms, clip_factors, clipped_sum
 
 MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp")
 DistributedDataParallel = DifferentiallyPrivateDistributedDataParallel
@@ -31,6 +33,32 @@ DistributedDataParallel = DifferentiallyPrivateDistributedDataParallel
 # Opacus's own marks on gradients that were used already; it has no public name for them.
 _CHECK: Any = opacus_optimizer._check_processed_flag  # pyright: ignore[reportPrivateUsage]
 _MARK: Any = opacus_optimizer._mark_as_processed  # pyright: ignore[reportPrivateUsage]
+
+
+_wrap_data_loader: Any = batch_memory_manager.wrap_data_loader
+
+
+def _wrap_step_loader(*, data_loader: Any, max_batch_size: int, optimizer: Any) -> Any:
+    """What ``BatchMemoryManager`` makes of a loader: for ours, one that knows its batches.
+
+    Opacus would put a plain ``DataLoader`` around our sampler. Its workers run ahead, and nobody
+    would see which batch the loop has.
+    """
+    in_parts = getattr(data_loader, "in_parts", None)
+    if in_parts is None:
+        return _wrap_data_loader(
+            data_loader=data_loader, max_batch_size=max_batch_size, optimizer=optimizer
+        )
+
+    def split(batches: Any) -> Any:
+        return batch_memory_manager.BatchSplittingSampler(
+            sampler=batches, max_batch_size=max_batch_size, optimizer=optimizer
+        )
+
+    return in_parts(split)
+
+
+batch_memory_manager.wrap_data_loader = _wrap_step_loader
 
 
 @dataclass(frozen=True)
@@ -137,7 +165,8 @@ class OpacusSums:
     Opacus adds up the clipped gradients of physical batches until a logical batch is complete. The
     count says what went in, so that a step is taken on the examples of its own batch, each once.
     In the ghost modes it counts at the moment when the clip factors are applied: gradients that
-    went around Opacus's criterion were never clipped, and are refused.
+    went around Opacus's criterion were never clipped, and are refused. Gradients that are not all
+    float32 are clipped here, and not by Opacus, which would round in their type.
 
     Attributes:
         examples: in the sums now.
@@ -181,9 +210,9 @@ class OpacusSums:
         return [_summed(self._optimizer, param) for param in self.params]
 
     def hand_over(self, grads: Sequence[torch.Tensor]) -> None:
-        """Give the optimizer its noisy gradients, and mark the sums as used."""
+        """Give the optimizer its noisy gradients, in its types, and mark the sums as used."""
         for param, grad in zip(self.params, grads, strict=True):
-            param.grad = grad.view_as(param)
+            param.grad = grad.view_as(param).to(param.dtype)
             _MARK(_summed(self._optimizer, param))
         self.examples = 0
 
@@ -209,11 +238,35 @@ class OpacusSums:
                 param.grad_sample = None  # type: ignore[attr-defined]
 
     def _clip_and_accumulate(self) -> None:
-        count = len(self._optimizer.grad_samples[0])
-        self._add()
-        self.examples += count
+        grads: list[torch.Tensor] = self._optimizer.grad_samples
+        if all(part.dtype == torch.float32 for part in (*grads, *self.params)):
+            self._add()
+        else:
+            self._clip_in_float32(grads)
+        self.examples += len(grads[0])
+
+    def _clip_in_float32(self, grads: Sequence[torch.Tensor]) -> None:
+        clips = getattr(self._optimizer, "max_grad_norms", None)
+        if clips is None:
+            factors = [clip_factors(grads, self._optimizer.max_grad_norm)] * len(grads)
+        else:
+            factors = [clip_factors([g], c) for g, c in zip(grads, clips, strict=True)]
+        for param, grad, factor in zip(self._optimizer.params, grads, factors, strict=True):
+            sample: Any = param
+            _CHECK(sample.grad_sample)
+            total = clipped_sum(grad, factor)
+            sample.summed_grad = total if sample.summed_grad is None else sample.summed_grad + total
+            _MARK(sample.grad_sample)
+
+    def _norms(self) -> Iterator[torch.Tensor]:
+        for module in self._module.modules():
+            yield from getattr(module, "norm_sample", ())  # of FSDP
+        for param in self.params:
+            if hasattr(param, "_norm_sample"):
+                yield param._norm_sample  # type: ignore[attr-defined]
 
     def _clip(self) -> torch.Tensor:
+        check_norms(self._norms())
         factors = self._coefficients()
         self._clipped = len(factors)
         return factors

@@ -23,6 +23,7 @@ from corrnoise.torch.fingerprint import data_digest, parameter_digest
 from corrnoise.torch.loader import StepSampler, step_loader
 from corrnoise.torch.one_pass import OnePassSums
 from corrnoise.torch.one_pass import objection as one_pass_objection
+from corrnoise.torch.precision import check_precision
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.step import PrivateStep
 
@@ -103,6 +104,13 @@ def set_up(
             f"trained parameters must be float32, bfloat16 or float16, got {', '.join(wide)}; "
             "noise is made in float32: convert the model"
         )
+    if options.grad_sample_mode != OWN:
+        check_precision(
+            params,
+            options.grad_sample_mode,
+            distributed=processes.distributed,
+            stock_noise=options.noise_generator is not None,
+        )
     secret, run_id = _agreed_key(key, ledger, processes)
     batches = plan.batches(secret, shuffled=shuffled)
     largest = options.max_physical_batch_size
@@ -110,6 +118,7 @@ def set_up(
     loader = step_loader(
         data_loader,
         sampler,
+        secret.subkey("augmentation"),
         batch_first=options.batch_first,
         rand_on_empty=options.rand_on_empty,
     )

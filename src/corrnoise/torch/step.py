@@ -20,7 +20,7 @@ from corrnoise.torch.fingerprint import PositionHash, keyed
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import Placement, local
 
-# What rounding may add to the norm of a sum, relative: float16 and bfloat16 sums included.
+# What rounding may add to the norm of a sum, relative: that of TF32 in matrix products included.
 _ROUNDING = 0.01
 
 

@@ -2,8 +2,8 @@
 
 While a layer runs, its trained parameters stand aside as constants, so that autograd computes no
 gradients for them; the call's output goes through a ``_Tap``, which keeps the inputs for the
-backward pass and notes the gradient of the output there. The model itself stays as it is: the same classes,
-the same parameters, the same ``state_dict``.
+backward pass and notes the gradient of the output there. The model itself stays as it is: the same
+classes, the same parameters, the same ``state_dict``.
 """
 
 from __future__ import annotations

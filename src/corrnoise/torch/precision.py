@@ -1,0 +1,117 @@
+"""Clipping of bfloat16 and float16 gradients: in float32, and never above the clip norm.
+
+Opacus computes norms, factors and products in the type of the gradients. In bfloat16, with a unit
+roundoff of 2⁻⁸, a clipped gradient can then be longer than the clip norm C by about 3·2⁻⁸.
+
+Here an example's gradient g, of d elements in all parameters, contributes a·g with
+a = min(1, C·(1 - 2⁻²⁰)/(‖g‖ + 10⁻⁶)). Its norm is at most C for d ≤ 2³³:
+
+- squares of elements are exact in float64, and a sum of d of them has a relative error of at most
+  d·2⁻⁵³ in any order, so that the norm is too small by at most d·2⁻⁵⁴ ≤ 2⁻²¹, and 2⁻⁵³ for the
+  root;
+- the product with 1 - 2⁻²⁰, the addition and the division are in float64, each with an error of at
+  most 2⁻⁵³;
+- a is rounded to float32, and so is each element of a·g, each with an error of at most 2⁻²⁴;
+- (1 - 2⁻²⁰)·(1 + 2⁻²⁴)²·(1 + 2⁻⁵³)⁴/(1 - 2⁻²¹) < 1.
+
+Contributions are added in float32, as those of a float32 model are, and the noise is added to that
+sum. What the optimizer gets is rounded to the type of the parameter afterwards, which costs no
+privacy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+_MARGIN = 2.0**-20
+# Elements that are converted at a time.
+_CHUNK = 1 << 24
+
+
+def clip_factors(grads: Sequence[torch.Tensor], clip_norm: float) -> torch.Tensor:
+    """The factor a of each example, in float32.
+
+    Args:
+        grads: of single examples, (examples, ...) for each parameter that is clipped together.
+        clip_norm: C.
+    """
+    device = grads[0].device
+    squares = torch.zeros(len(grads[0]), dtype=torch.float64, device=device)
+    for grad in grads:
+        parts = [rows.double().square().sum(dim=1) for rows in _parts(grad)]
+        if parts:
+            squares += torch.cat(parts).to(device)
+    norms = squares.sqrt()
+    return (clip_norm * (1.0 - _MARGIN) / (norms + 1e-6)).clamp(max=1.0).float()
+
+
+def clipped_sum(grad: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Σ a·g over the examples, in float32, whatever precision matrix products have.
+
+    Args:
+        grad: of single examples, (examples, ...) for one parameter.
+        factors: a for each example.
+    """
+    total = torch.zeros(grad.shape[1:].numel(), device=grad.device)
+    start = 0
+    for rows in _parts(grad):
+        some = factors[start : start + len(rows)].to(grad.device)
+        total += (rows.float() * some[:, None]).sum(dim=0)
+        start += len(rows)
+    return total.view(grad.shape[1:])
+
+
+def check_precision(
+    params: Sequence[nn.Parameter], grad_sample_mode: str, *, distributed: bool, stock_noise: bool
+) -> None:
+    """Raise unless gradients of these parameters are clipped and summed in float32.
+
+    Args:
+        params: that are trained.
+        grad_sample_mode: Opacus's.
+        distributed: whether gradients are summed over processes.
+        stock_noise: whether Opacus draws the noise, in the type of the parameters.
+    """
+    kinds = sorted({str(p.dtype) for p in params if p.dtype != torch.float32})
+    if not kinds:
+        return
+    got = ", ".join(kinds).replace("torch.", "")
+    if grad_sample_mode.startswith("ghost"):
+        raise ValueError(
+            f"trained parameters must be float32 for grad_sample_mode={grad_sample_mode!r}, got "
+            f"{got}; its norms and sums would be rounded to that type, and gradients exceed the "
+            "clip norm: use hooks, functorch or ew, which clip in float32, or a float32 model"
+        )
+    if distributed:
+        raise ValueError(
+            f"trained parameters must be float32 in several processes, got {got}; sums would be "
+            "rounded to that type before all of the noise is added: use float32 parameters"
+        )
+    if stock_noise:
+        raise ValueError(
+            f"noise_generator must be left out for parameters in {got}; Opacus would round the "
+            "sums to that type before it adds the noise: drop it, or use float32 parameters"
+        )
+
+
+def check_norms(norms: Iterator[torch.Tensor]) -> None:
+    """Raise unless ghost clipping has computed its norms in float32."""
+    kinds = {norm.dtype for norm in norms} - {torch.float32}
+    if kinds:
+        got = ", ".join(sorted(str(kind) for kind in kinds)).replace("torch.", "")
+        raise ValueError(
+            f"ghost clipping must run in float32, got gradients in {got}; its norms are rounded to "
+            "that type, and gradients exceed the clip norm: leave out autocast, or use "
+            "grad_sample_mode hooks, functorch or ew, which clip in float32; nothing was released"
+        )
+
+
+def _parts(grad: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The gradients of some examples at a time, as rows."""
+    if len(grad) == 0:
+        return ()
+    flat = grad.detach().reshape(len(grad), -1)
+    return flat.split(max(1, _CHUNK // max(1, flat.shape[1])))

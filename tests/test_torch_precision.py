@@ -1,0 +1,169 @@
+"""bfloat16 and float16: no example contributes more than the clip norm, or the run is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from training import KEY, dataset, model, private, weights
+
+from corrnoise.noise import CorrelatedNoise
+from corrnoise.torch import PrivacyEngine, precision
+from corrnoise.torch.precision import check_precision, clip_factors, clipped_sum
+
+KINDS = (torch.bfloat16, torch.float16)
+
+
+def data_loader(kind, size=40, batch_size=1):
+    x, y = dataset(size).tensors
+    return DataLoader(TensorDataset((3.0 * x).to(kind), y), batch_size=batch_size)
+
+
+def start(kind, *, net_kind=None, batch_size=1, **options):
+    engine = PrivacyEngine(key=KEY)
+    net = model().to(net_kind or kind)
+    batches = data_loader(net_kind or kind, batch_size=batch_size)
+    return engine, *private(engine, net=net, data_loader=batches, epochs=1, **options)
+
+
+def sums(run, kind=None, criterion=None):
+    """The sums that are about to be released, of every step, in float64."""
+    engine, net, optimizer, *_, batches = run
+    record, found = engine._setup.step.ledger.record, []
+
+    def seeing(step, digest):
+        parts = [param.summed_grad for param in net.parameters()]
+        assert all(part.dtype == torch.float32 for part in parts)
+        found.append(torch.cat([part.double().reshape(-1) for part in parts]))
+        record(step, digest)
+
+    engine._setup.step.ledger.record = seeing
+    for x, y in batches:
+        with torch.autocast("cpu", dtype=kind or torch.bfloat16, enabled=kind is not None):
+            output = net(x)
+        (criterion or nn.CrossEntropyLoss())(50.0 * output.float(), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("clip", [1.0, 0.3])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew"])
+def test_no_example_exceeds_the_clip_norm(mode, kind, clip):
+    run = start(kind, grad_sample_mode=mode, max_grad_norm=clip)
+    norms = [float(found.norm()) for found in sums(run)]
+    assert len(norms) == 40
+    assert max(norms) <= clip
+    assert max(norms) > clip * (1.0 - 1e-5)  # and clipping is not stricter than it says
+    assert f"Clip norm         {clip:g}" in run[0].statement().to_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_layer_of_an_example_exceeds_its_clip_norm(kind):
+    clips = [0.2, 0.3, 0.4, 0.1]
+    run = start(kind, clipping="per_layer", max_grad_norm=clips)
+    sizes = [param.numel() for param in run[1].parameters()]
+    for found in sums(run):
+        norms = [float(part.norm()) for part in found.split(sizes)]
+        assert all(norm <= clip for norm, clip in zip(norms, clips, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_example_exceeds_the_clip_norm_under_autocast(kind):
+    run = start(kind, net_kind=torch.float32)
+    assert max(float(found.norm()) for found in sums(run, kind)) <= 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ghost_clipping_in_low_precision_is_refused(kind):
+    with pytest.raises(ValueError, match=r"must be float32 for grad_sample_mode='ghost', got \w+;"):
+        start(kind, grad_sample_mode="ghost")
+    run = start(kind, net_kind=torch.float32, grad_sample_mode="ghost")
+    with pytest.raises(ValueError, match=r"must run in float32.*nothing was released"):
+        sums(run, kind, criterion=run[3])
+    assert run[0].steps_released == 0
+    assert len(sums(run, criterion=run[3])) == 40  # the same run, in float32
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_sum_with_its_noise_is_rounded_once(kind):
+    engine, net, optimizer, batches = start(kind, batch_size=10, loss_reduction="sum")
+    noisy = []
+
+    class Seen(torch.optim.SGD):
+        def step(self, closure=None):
+            noisy.append(torch.cat([p.grad.reshape(-1) for p in net.parameters()]))
+
+    optimizer.original_optimizer.__class__ = Seen
+    exact = sums((engine, net, optimizer, batches), criterion=nn.CrossEntropyLoss(reduction="sum"))
+    noise = CorrelatedNoise(engine.plan.mechanism, KEY)
+    for step in range(4):
+        row = torch.from_numpy(noise.row(step, 0, len(exact[step])))
+        assert noisy[step].dtype == kind
+        assert torch.equal(noisy[step], (exact[step].float() + row).to(kind))
+
+
+def test_physical_batches_are_added_in_float32():
+    """In bfloat16 the two sums would differ by about 2⁻⁸ of the largest element."""
+    found = []
+    for size in (10, 3):
+        engine, net, optimizer, batches = start(torch.bfloat16, batch_size=10, loss_reduction="sum")
+        with BatchMemoryManager(
+            data_loader=batches, max_physical_batch_size=size, optimizer=optimizer
+        ) as parts:
+            run = (engine, net, optimizer, parts)
+            found.append(sums(run, criterion=nn.CrossEntropyLoss(reduction="sum"))[0])
+    assert torch.allclose(*found, atol=1e-6)
+
+
+def test_an_empty_batch_counts():
+    engine = PrivacyEngine(key=KEY)
+    net = model().bfloat16()
+    _, optimizer, batches = private(
+        engine, net=net, data_loader=data_loader(torch.bfloat16, 9), sampling="balls-in-bins"
+    )
+    run = (engine, net, optimizer, batches)
+    before = weights(net)
+    norms = [float(found.norm()) for found in sums(run)]
+    assert 0.0 in norms
+    assert engine.steps_taken == 9
+    assert not torch.equal(before, weights(net))
+
+
+def test_a_generator_of_torch_and_several_processes_are_refused():
+    with pytest.raises(ValueError, match="noise_generator must be left out"):
+        start(torch.bfloat16, mechanism="dp_sgd", noise_generator=torch.Generator().manual_seed(1))
+    params = [nn.Parameter(torch.zeros(2, dtype=torch.float16))]
+    with pytest.raises(ValueError, match="in several processes, got float16"):
+        check_precision(params, "hooks", distributed=True, stock_noise=False)
+    check_precision([nn.Parameter(torch.zeros(2))], "ghost", distributed=True, stock_noise=True)
+
+
+@pytest.mark.parametrize("chunk", [1, 50, 1 << 24])
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e4, 1e30])
+@pytest.mark.parametrize("kind", [*KINDS, torch.float32])
+def test_the_bound_holds_for_gradients_of_any_size(monkeypatch, kind, scale, chunk):
+    monkeypatch.setattr(precision, "_CHUNK", chunk)
+    limit = torch.finfo(kind).max
+    generator = torch.Generator().manual_seed(5)
+    grads = [
+        (scale * torch.randn(30, *shape, generator=generator).double())
+        .clamp(-limit, limit)
+        .to(kind)
+        for shape in ((7, 9), (11,), ())
+    ]
+    factors = clip_factors(grads, 0.7)
+    each = [
+        torch.cat([clipped_sum(g[i : i + 1], factors[i : i + 1]).reshape(-1) for g in grads])
+        for i in range(30)
+    ]
+    assert max(float(one.double().norm()) for one in each) <= 0.7
+    together = torch.cat([clipped_sum(g, factors).reshape(-1) for g in grads])
+    assert torch.allclose(together, torch.stack(each).sum(dim=0), atol=1e-5)
+    assert [clipped_sum(g, factors).shape for g in grads] == [(7, 9), (11,), ()]
+    empty = [g[:0] for g in grads]
+    assert clip_factors(empty, 0.7).shape == (0,)
+    assert all(float(clipped_sum(g, factors[:0]).abs().sum()) == 0.0 for g in empty)

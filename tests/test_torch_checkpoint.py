@@ -107,7 +107,7 @@ def test_another_gradient_under_the_same_noise_is_refused(tmp_path):
     """Steps 3 to 5 were released after the checkpoint; a resume must repeat them exactly."""
     run(tmp_path, steps=6, save_at=(3,))
     data = torch.load(tmp_path / "model.pt", weights_only=True)
-    data["module_state_dict"]["_module.0.bias"] += 1e-3
+    data["module_state_dict"]["0.bias"] += 1e-3
     checkpoint.save(data, tmp_path / "model.pt")
     with pytest.raises(ValueError, match=r"step 3 was released before with another gradient"):
         run(tmp_path, steps=6, resume=True)

@@ -34,7 +34,7 @@ def sums(run, kind=None, criterion=None):
     record, found = engine._setup.step.ledger.record, []
 
     def seeing(step, digest):
-        parts = [param.summed_grad for param in net.parameters()]
+        parts = engine._setup.step.sums.gradients()
         assert all(part.dtype == torch.float32 for part in parts)
         found.append(torch.cat([part.double().reshape(-1) for part in parts]))
         record(step, digest)
@@ -51,7 +51,7 @@ def sums(run, kind=None, criterion=None):
 
 @pytest.mark.parametrize("clip", [1.0, 0.3])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew"])
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "one_pass"])
 def test_no_example_exceeds_the_clip_norm(mode, kind, clip):
     run = start(kind, grad_sample_mode=mode, max_grad_norm=clip)
     norms = [float(found.norm()) for found in sums(run)]
@@ -71,9 +71,10 @@ def test_no_layer_of_an_example_exceeds_its_clip_norm(kind):
         assert all(norm <= clip for norm, clip in zip(norms, clips, strict=True))
 
 
+@pytest.mark.parametrize("mode", ["hooks", "one_pass"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_example_exceeds_the_clip_norm_under_autocast(kind):
-    run = start(kind, net_kind=torch.float32)
+def test_no_example_exceeds_the_clip_norm_under_autocast(kind, mode):
+    run = start(kind, net_kind=torch.float32, grad_sample_mode=mode)
     assert max(float(found.norm()) for found in sums(run, kind)) <= 1.0
 
 
@@ -90,7 +91,9 @@ def test_ghost_clipping_in_low_precision_is_refused(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sum_with_its_noise_is_rounded_once(kind):
-    engine, net, optimizer, batches = start(kind, batch_size=10, loss_reduction="sum")
+    engine, net, optimizer, batches = start(
+        kind, batch_size=10, loss_reduction="sum", grad_sample_mode="hooks"
+    )
     noisy = []
 
     class Seen(torch.optim.SGD):

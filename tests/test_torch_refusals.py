@@ -200,7 +200,7 @@ def test_real_schedulers_of_opacus_are_refused():
 
 def test_parameters_added_or_frozen_after_the_start_are_refused():
     for change in ("add", "freeze"):
-        engine, net, optimizer, batches = started()
+        engine, net, optimizer, batches = started(grad_sample_mode="hooks")
         train(net, optimizer, batches, steps=1)
         batch = next(iter(batches))
         x, y = batch
@@ -245,7 +245,7 @@ def test_a_skipped_batch_is_refused(workers):
 
 
 def test_two_batches_in_one_step_are_refused():
-    engine, net, optimizer, batches = started()
+    engine, net, optimizer, batches = started(grad_sample_mode="hooks")
     found = iter(batches)
     optimizer.zero_grad()
     x, y = next(found)
@@ -276,7 +276,7 @@ def test_gradients_that_are_not_finite_are_refused_and_the_step_can_be_repeated(
 
 
 def test_a_missing_zero_grad_is_refused():
-    engine, net, optimizer, batches = started()
+    engine, net, optimizer, batches = started(grad_sample_mode="hooks")
     found = iter(batches)
     x, y = next(found)
     nn.CrossEntropyLoss()(net(x), y).backward()

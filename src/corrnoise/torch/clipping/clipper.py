@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -131,7 +132,7 @@ class Clipper:
         factors = Factors(factor if self.real is None else factor * self.real)
         found: dict[nn.Parameter, Tensor] = {}
         if small:
-            sizes = [part.each()[0].numel() for part in small.values()]
+            sizes = [math.prod(part.each().shape[1:]) for part in small.values()]
             found.update(zip(small, flat.weighted(factors).split(sizes), strict=True))
         for param in [param for param in whole if param not in small]:
             found[param] = whole.pop(param).weighted(factors)

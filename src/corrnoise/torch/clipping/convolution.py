@@ -136,9 +136,9 @@ class Convolution(Part):
         scaled = factors.times(left)
         geometry = self._geometry
         dims = len(geometry.kernel)
-        weight = left.new_empty(self.shape)
+        weight = scaled.new_empty(self.shape)
         found = torch.ops.aten.convolution_backward(
-            scaled, self._inputs, weight, None, geometry.stride, geometry.padding,
+            scaled, self._inputs.to(scaled.dtype), weight, None, geometry.stride, geometry.padding,
             geometry.dilation, False, [0] * dims, geometry.groups, [False, True, False],
         )  # fmt: skip
         return found[1].float()

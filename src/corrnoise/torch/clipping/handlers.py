@@ -137,7 +137,7 @@ def _channels(
 
 def _sequence(tensor: Tensor) -> Tensor:
     """(examples, positions, features), whatever was between the first and the last dimension."""
-    return tensor.reshape(len(tensor), -1, tensor.shape[-1])
+    return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
 
 
 def _summed(grad: Tensor) -> Tensor:

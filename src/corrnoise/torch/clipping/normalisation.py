@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import math
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ def rows(
         centred: whether the mean is taken off.
     """
     examples = len(grads)
-    if _fits(inputs) and functools.reduce(int.__mul__, shape) <= 8192:
+    if _fits(inputs) and math.prod(shape) <= 8192:
         found = _fused_rows(inputs, grads, shape, eps, centred)
     else:
         wide = inputs.float()
@@ -31,7 +31,8 @@ def rows(
             plain = functional.layer_norm(wide, shape, eps=eps)
         else:
             plain = functional.rms_norm(wide, shape, eps=eps)
-        grad = grads.reshape(examples, -1, *shape)
+        between = math.prod(grads.shape[1 : grads.dim() - len(shape)])
+        grad = grads.reshape(examples, between, *shape)
         met = grad.float() * plain.reshape(grad.shape)
         found = met.sum(1), grad.sum(1, dtype=torch.float32)
     return found[0].view(examples, *shape), found[1].view(examples, *shape)
@@ -59,7 +60,7 @@ def _fused_rows(
     from corrnoise.torch.clipping.norm_kernel import row_sums
 
     examples = len(grads)
-    size = functools.reduce(int.__mul__, shape)
+    size = math.prod(shape)
     inputs, grads = inputs.contiguous(), grads.contiguous()
     positions = grads.numel() // (examples * size)
     parts = max(1, min(-(-positions // 4), -(-512 // examples)))  # a few programs for each unit

@@ -89,9 +89,10 @@ class Factors:
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if self._last is not None and self._last[0] == key:
             return self._last[2]
-        if tensor.dtype not in self._cast:
+        if tensor.is_cuda and tensor.dtype not in self._cast:
             self._cast[tensor.dtype] = self.values.to(tensor.dtype)
-        scaled = tensor * self._cast[tensor.dtype].view(-1, *[1] * (tensor.dim() - 1))
+        values = self._cast[tensor.dtype] if tensor.is_cuda else self.values
+        scaled = tensor * values.view(-1, *[1] * (tensor.dim() - 1))
         self._last = (key, tensor, scaled)
         return scaled
 
@@ -102,7 +103,9 @@ def unit(factor: Tensor, *, tf32: bool) -> float:
     Both factors are cut to the bits of the matrix unit, and the clip factor times one of them is
     cut once more.
     """
-    if factor.dtype == torch.float32 and factor.is_cuda and tf32:
+    if not factor.is_cuda:  # products are made in float32 there
+        return _UNITS[torch.float32]
+    if factor.dtype == torch.float32 and tf32:
         return 2.0**-9
     return _UNITS[factor.dtype]
 

@@ -151,7 +151,9 @@ class Recorder:
         self.on_start: Any = lambda: None  # called when the model starts on a batch
         self._token: dict[torch.device, Tensor] = {}
         self._handles: list[Any] = [
-            model.register_forward_pre_hook(self._starts, with_kwargs=True, prepend=True)
+            model.register_forward_pre_hook(
+                torch.compiler.disable(self._starts), with_kwargs=True, prepend=True
+            )
         ]
         for layer in self.layers:
             self._watch(layer)
@@ -206,12 +208,13 @@ class Recorder:
                 return None
             return self._tapped(layer, (args, kwargs), output)
 
-        register = layer.module.register_forward_pre_hook
-        self._handles.append(register(before, with_kwargs=True))
-        register_after = layer.module.register_forward_hook
-        self._handles.append(
-            register_after(after, with_kwargs=True, prepend=True, always_call=True)
-        )
+        # A compiled model must not compile these.
+        early, late = torch.compiler.disable(before), torch.compiler.disable(after)
+        module = layer.module
+        self._handles += [
+            module.register_forward_pre_hook(early, with_kwargs=True),
+            module.register_forward_hook(late, with_kwargs=True, prepend=True, always_call=True),
+        ]
 
     def _expanded(self, layer: Layer, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The first argument with a row for each example: some models let rows be shared."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ def check_separate(model: nn.Module, args: Any, kwargs: Any, examples: int) -> N
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of gradients that are missing here
             whole = tensors(model(*args, **kwargs))
             few_args, few_kwargs = pytree.tree_unflatten(some, spec)
             few = tensors(model(*few_args, **few_kwargs))

@@ -1,0 +1,396 @@
+"""Clipping in one backward pass, against a loop over the examples, for every type of layer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from corrnoise.torch.clipping import convolution, gram, handlers, normalisation
+from corrnoise.torch.clipping.clipper import Clipper
+from corrnoise.torch.clipping.parts import Direct, Outer
+from corrnoise.torch.clipping.reference import clipped_sums
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+class Language(nn.Module):
+    """Tied weights, rows that the examples share, and one layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(11, 6, padding_idx=3), nn.Embedding(20, 6)
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 11, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x):
+        z = self.tokens(x) + self.places(torch.arange(x.shape[1])[None])
+        z = z + self.layer(z).tanh()
+        return self.head(z + self.layer(z).tanh())
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2, batch_first=True, dropout=dropout)
+
+    def forward(self, x):
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+class Vision(nn.Module):
+    """Parameters that belong to no layer inside: the class token and the positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.places = nn.Parameter(torch.randn(1, 5, 8))
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        z = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        return self.layer(z + self.places)
+
+
+class Recomputed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 9), nn.Linear(9, 4)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.first(x)
+        return checkpoint(lambda y: self.second(y.relu()), x, use_reentrant=self.reentrant)
+
+
+def words(*shape):
+    return torch.randint(0, 11, shape)
+
+
+MODELS = {
+    "linear": lambda: (nn.Linear(5, 7), torch.randn(6, 5)),
+    "linear on sequences, by Gram matrices": lambda: (nn.Linear(50, 70), torch.randn(6, 9, 50)),
+    "linear on sequences, by products": lambda: (nn.Linear(5, 7), torch.randn(6, 40, 5)),
+    "linear with two dimensions between": lambda: (nn.Linear(5, 7), torch.randn(6, 3, 4, 5)),
+    "activation in place": lambda: (
+        nn.Sequential(nn.Linear(5, 9), nn.ReLU(inplace=True), nn.LayerNorm(9), nn.Linear(9, 3)),
+        torch.randn(6, 4, 5),
+    ),
+    "convolutions": lambda: (
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.GroupNorm(4, 8),
+            nn.Conv2d(8, 16, 3, stride=2, groups=4), nn.InstanceNorm2d(16, affine=True),
+            nn.Flatten(), nn.Linear(16 * 9, 5),
+        ),
+        torch.randn(6, 3, 8, 8),
+    ),
+    "convolution, dilated and around": lambda: (
+        nn.Conv2d(4, 8, (3, 2), padding="same", dilation=2, padding_mode="circular"),
+        torch.randn(6, 4, 8, 9),
+    ),
+    "convolution, one more on one side": lambda: (
+        nn.Conv2d(2, 3, 2, padding="same"), torch.randn(4, 2, 5, 6),
+    ),
+    "convolution, many channels": lambda: (nn.Conv2d(20, 24, 3), torch.randn(4, 20, 5, 5)),
+    "convolution of sequences": lambda: (nn.Conv1d(4, 8, 3, 2, dilation=2), torch.randn(6, 4, 18)),
+    "convolution of volumes": lambda: (nn.Conv3d(2, 3, 2, padding=1), torch.randn(3, 2, 4, 4, 5)),
+    "embedding": lambda: (
+        nn.Sequential(nn.Embedding(11, 6, padding_idx=2), nn.RMSNorm(6), nn.Linear(6, 3)),
+        words(5, 12),
+    ),
+    "language model": lambda: (Language(), words(5, 12)),
+    "attention": lambda: (Attention(), torch.randn(4, 7, 8)),
+    "encoder of torch": lambda: (
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), torch.randn(4, 7, 8),
+    ),
+    "parameters of a container": lambda: (Vision(), torch.randn(3, 4, 8)),
+    "no handler": lambda: (
+        nn.Sequential(nn.ConvTranspose2d(3, 4, 2), nn.PReLU()), torch.randn(6, 3, 5, 5),
+    ),
+    "lstm": lambda: (nn.LSTM(4, 5, batch_first=True), torch.randn(4, 7, 4)),
+    "gru": lambda: (nn.GRU(4, 5, num_layers=2, batch_first=True), torch.randn(4, 7, 4)),
+    "recomputed": lambda: (Recomputed(reentrant=False), torch.randn(5, 6)),
+}  # fmt: skip
+
+
+def value(output):
+    """A loss of every example that is not linear in its output."""
+    output = output if isinstance(output, torch.Tensor) else output[0]
+    weights = torch.linspace(0.5, 2.0, output[0].numel() if len(output) else 1)
+    return (output.flatten(1) * weights).sin().sum(1)
+
+
+def norm(tensors):
+    return float(torch.cat([t.double().reshape(-1) for t in tensors]).norm())
+
+
+def compare(model, x, *, mean=True, size=None, clip=None):
+    """The sums of one backward pass, beside those of the definition; half of them are clipped."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    each = [
+        norm(clipped_sums(lambda _, j=j: value(model(x[j : j + 1]))[0], params, 1, 1e9))
+        for j in range(len(x))
+    ]
+    clip = clip or sorted(each)[len(x) // 2]
+    wanted = clipped_sums(lambda i: value(model(x[i : i + 1]))[0], params, len(x), clip)
+    clipper = Clipper(model, params, clip, mean=mean)
+    for start in range(0, len(x), size or len(x)):
+        found = value(model(x[start : start + (size or len(x))]))
+        (found.mean() if mean else found.sum()).backward()
+    got = [g.clone() for g in clipper.sums()]
+    assert clipper.examples == len(x)
+    clipper.recorder.close()
+    return wanted, got
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", MODELS)
+def test_sums_are_those_of_the_definition(name):
+    torch.manual_seed(0)
+    model, x = MODELS[name]()
+    wanted, got = compare(model, x)
+    assert norm(a - b for a, b in zip(wanted, got, strict=True)) <= 1e-5 * norm(wanted)
+
+
+def test_reentrant_checkpoints_give_the_same_sums():
+    torch.manual_seed(0)
+    model, x = Recomputed(reentrant=False), torch.randn(5, 6)
+    wanted, _ = compare(model, x, clip=0.7)
+    model.reentrant = True
+    clipper = Clipper(model, list(model.parameters()), 0.7)
+    value(model(x)).mean().backward()
+    got = clipper.sums()
+    assert norm(a - b for a, b in zip(wanted, got, strict=True)) <= 1e-5 * norm(wanted)
+
+
+@pytest.mark.parametrize("name", ["language model", "convolutions", "parameters of a container"])
+def test_a_sum_as_loss_and_physical_batches_change_nothing(name):
+    torch.manual_seed(1)
+    model, x = MODELS[name]()
+    wanted, got = compare(model, x, mean=False, size=2)
+    assert norm(a - b for a, b in zip(wanted, got, strict=True)) <= 1e-5 * norm(wanted)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(0, 99),
+)
+def test_norms_of_outer_products_are_those_of_their_sum(examples, positions, rows, columns, seed):
+    generator = torch.Generator().manual_seed(seed)
+    left = torch.randn(examples, positions, rows, generator=generator)
+    right = torch.randn(examples, positions, columns, generator=generator)
+    whole = torch.einsum("bto,bti->boi", left.double(), right.double())
+    part = Outer(left, right, torch.Size([rows, columns]))
+    wanted = whole.flatten(1).square().sum(1)
+    assert torch.allclose(part.norms().squares.sum(1).double(), wanted, rtol=1e-4, atol=1e-5)
+    squares, spread = gram.norms(left, right)
+    assert torch.allclose(squares.sum(1).double(), wanted, rtol=1e-4, atol=1e-4)
+    lengths = (left.norm(dim=2) * right.norm(dim=2)).sum(1).square()
+    assert torch.allclose(spread.sum(1), lengths, rtol=1e-4)
+
+
+def test_gradients_that_cancel_are_counted_with_their_rounding():
+    """Two positions that nearly cancel: the norm by Gram matrices alone would be far too small."""
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 64, bias=False)
+    one = torch.randn(1, 1, 64) * 1e3
+    x = torch.cat([one, one + 1e-4 * torch.randn(1, 1, 64)], 1)
+    back = torch.cat([torch.ones(1, 1, 64), -torch.ones(1, 1, 64)], 1)
+    clipper = Clipper(linear, [linear.weight], 1.0, mean=False)
+    (linear(x) * back).sum().backward()
+    assert norm(clipper.sums()) <= 1.0
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_no_example_exceeds_the_clip_norm_under_autocast(kind):
+    torch.manual_seed(0)
+    model, x = MODELS["activation in place"]()
+    params = list(model.parameters())
+    clipper = Clipper(model, params, 0.5)
+    for row in x:
+        with torch.autocast("cpu", dtype=kind):
+            output = model(row[None])
+        (50.0 * value(output.float())).mean().backward()
+        assert 0.49 < norm(clipper.sums()) <= 0.5
+        clipper.drop()
+
+
+def test_the_model_is_not_changed():
+    torch.manual_seed(0)
+    model, x = MODELS["convolutions"]()
+    names, before = list(model.state_dict()), [p.clone() for p in model.parameters()]
+    kinds, output = [type(m) for m in model.modules()], model(x)
+    Clipper(model, list(model.parameters()), 1.0)
+    again = model(x)
+    assert torch.equal(output, again)
+    value(again).mean().backward()
+    assert names == list(model.state_dict())
+    assert kinds == [type(m) for m in model.modules()]
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old, new)
+        assert isinstance(new, nn.Parameter)
+        assert new.requires_grad
+        assert new.grad is None
+
+
+def test_an_error_in_a_layer_leaves_its_parameters():
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    Clipper(model, list(model.parameters()), 1.0)
+    with pytest.raises(RuntimeError):
+        model(torch.randn(2, 6))
+    assert all(isinstance(p, nn.Parameter) for p in model.parameters())
+    assert len(list(model.parameters())) == 4
+
+
+def test_frozen_parameters_cost_and_get_nothing():
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[0].requires_grad_(False)
+    clipper = Clipper(model, list(model[2].parameters()), 1.0)
+    assert [layer.name for layer in clipper.recorder.layers] == ["2"]
+    clipper.recorder.close()
+    wanted, got = compare(model, torch.randn(6, 5))
+    assert norm(a - b for a, b in zip(wanted, got, strict=True)) <= 1e-5 * norm(wanted)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile's own
+def test_a_compiled_model_has_the_same_sums():
+    torch.manual_seed(0)
+    model, x = MODELS["activation in place"]()
+    params = list(model.parameters())
+    clipper = Clipper(model, params, 0.3)
+    value(model(x)).mean().backward()
+    wanted = [g.clone() for g in clipper.sums()]
+    clipper.drop()
+    value(torch.compile(model, backend="eager")(x)).mean().backward()
+    got = clipper.sums()
+    assert norm(a - b for a, b in zip(wanted, got, strict=True)) <= 1e-5 * norm(wanted)
+
+
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y - y.mean(0)
+
+
+class Outside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x):
+        return functional.linear(self.layer(x), self.layer.weight)
+
+
+class Flattened(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.layer(x.flatten(0, 1)).view(*x.shape[:2], 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "message"),
+    [
+        (Mixing(), (6, 5), "must treat the examples of a batch apart"),
+        (Outside(), (6, 5), "'layer.weight' must be used by its own layer alone"),
+        (Flattened(), (6, 3, 5), "'layer' must see one row for each of the"),
+        (Attention(dropout=0.5), (4, 7, 8), "set that dropout to 0"),
+        (nn.Embedding(9, 3, max_norm=1.0), (5,), "must not have max_norm"),
+    ],
+)
+def test_what_cannot_be_clipped_is_refused_in_words(model, shape, message):
+    torch.manual_seed(0)
+    x = torch.randint(0, 9, shape) if isinstance(model, nn.Embedding) else torch.randn(shape)
+    clipper = Clipper(model, list(model.parameters()), 1.0)
+
+    def work():
+        value(model(x)).mean().backward()
+        clipper.sums()
+
+    with pytest.raises(ValueError, match=message):
+        work()
+    assert clipper.examples == 0
+
+
+def test_a_handler_of_the_user_is_used():
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((4,), 2.0))
+
+        def forward(self, x):
+            return x * self.weight
+
+    seen = []
+
+    @handlers.register(Scale)
+    def scale(module, inputs, grads, names):
+        seen.append(sorted(names))
+        return {"weight": Direct(grads[0] * inputs[0])}
+
+    wanted, got = compare(Scale(), torch.randn(6, 4))
+    assert norm(a - b for a, b in zip(wanted, got, strict=True)) <= 1e-5 * norm(wanted)
+    assert seen == [["weight"]]
+
+
+@pytest.mark.skipif(CUDA, reason="the kernels are interpreted on a machine without a GPU")
+class TestKernels:
+    """The kernels, run by Triton's interpreter."""
+
+    @pytest.fixture(autouse=True)
+    def on_the_cpu(self, monkeypatch):
+        pytest.importorskip("triton")
+        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+    def test_gram(self):
+        torch.manual_seed(0)
+        left, right = torch.randn(2, 140, 9), torch.randn(2, 140, 5)
+        found, wanted = gram._fused(left, right), gram.norms(left, right)
+        for a, b in zip(found, wanted, strict=True):
+            assert torch.allclose(a.sum(1), b.sum(1), rtol=1e-4)
+
+    @pytest.mark.parametrize("kernel", [3, (2, 1)])
+    def test_convolution(self, kernel):
+        torch.manual_seed(0)
+        module = nn.Conv2d(4, 6, kernel, stride=2, padding=1, groups=2)
+        x = torch.randn(3, 4, 8, 8)
+        part = convolution.Convolution(module, x, torch.randn_like(module(x)))
+        wanted = part.each().flatten(1).square().sum(1)
+        assert torch.allclose(part._fused().squares.sum(1), wanted, rtol=1e-4)
+
+    @pytest.mark.parametrize("centred", [True, False])
+    def test_rows(self, centred):
+        torch.manual_seed(0)
+        x, g = torch.randn(3, 5, 7) + 2.0, torch.randn(3, 5, 7)
+        found = normalisation._fused_rows(x, g, (7,), 1e-5, centred)
+        wanted = normalisation.rows(x, g, (7,), 1e-5, centred=centred)
+        for a, b in zip(found, wanted, strict=True):
+            assert torch.allclose(a, b, atol=1e-5)
+
+    def test_channels(self):
+        torch.manual_seed(0)
+        x, g = torch.randn(3, 8, 5, 5) + 3.0, torch.randn(3, 8, 5, 5)
+        found = normalisation._fused_channels(x.flatten(2), g.flatten(2), 4, 1e-5)
+        wanted = normalisation.channels(x, g, 4, 1e-5)
+        for a, b in zip(found, wanted, strict=True):
+            assert torch.allclose(a, b, atol=1e-4)

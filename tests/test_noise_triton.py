@@ -6,8 +6,10 @@ is imported, on tensors in main memory.
 
 import os
 import pickle
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ from corrnoise.noise.backends.triton_backend import TritonBackend, Tuning  # noq
 from corrnoise.noise.filtering import scheme  # noqa: E402
 from corrnoise.noise.generator import normals  # noqa: E402
 
+ROOT = Path(__file__).parents[1]
 DEVICE = "cuda:0" if CUDA else "cpu"
 KEY = Key.from_bytes(bytes(range(200, 232)))
 STREAM = NoiseStream(KEY, stream=2**31 + 5)
@@ -247,6 +250,38 @@ def test_addresses_and_tables_are_kept_and_renewed() -> None:
     assert np.allclose(first.cpu().numpy(), z[0] + z[1], atol=4e-6)
 
 
+def test_sums_of_no_terms_are_refused() -> None:
+    """The kernels are compiled for one term or more, and would read beyond the weights."""
+    grad, maker, none = torch.zeros(200, device=DEVICE), backend(), np.zeros(0, np.float32)
+    with pytest.raises(ValueError, match="at least 1 term, got 0"):
+        maker.add_weighted([grad], ((0, 200),), 0, none, 1.0)
+    with pytest.raises(ValueError, match="at least 1 term, got 0"):
+        maker.add_lookahead([grad], ((0, 200),), 0, [none], 0, 1.0, maker.zeros(1, 200))
+    assert not grad.any()
+
+
+@pytest.mark.parametrize(
+    ("tuning", "limit"),
+    [
+        (Tuning(), 56),
+        (Tuning(256, 4), 112),
+        (Tuning(256, 1), 255),
+        (Tuning(fast=False), None),
+        (Tuning(registers=None), None),
+    ],
+)
+def test_the_limit_of_registers(tuning, limit) -> None:
+    """For each block of a thread, up to what a thread may have."""
+    assert tuning.limit() == limit
+
+
+def test_this_file_runs_without_hypothesis(monkeypatch) -> None:
+    """Machines with a GPU often have nothing but torch and pytest."""
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert "pytest_terminal_summary" in runpy.run_path(str(ROOT / "tests" / "conftest.py"))
+
+
 def test_the_backend_is_not_pickled() -> None:
     with pytest.raises(TypeError, match=r"Key\.save"):
         pickle.dumps(backend())
@@ -254,15 +289,10 @@ def test_the_backend_is_not_pickled() -> None:
 
 COMPILE = """
 import numpy as np, torch
-from triton.backends.compiler import GPUTarget
+import noise_registers
 from triton.runtime import driver
 
-class Hopper:  # enough of a driver to compile, with no device behind it
-    get_current_device = lambda self: 0
-    get_current_stream = lambda self, device: 0
-    get_current_target = lambda self: GPUTarget("cuda", 90, 32)
-
-driver.set_active(Hopper())
+driver.set_active(noise_registers.Hopper())
 
 import corrnoise as cn
 from corrnoise.noise import Key, NoiseStream
@@ -273,6 +303,10 @@ made = {}
 
 def compile(kernel, group, **arguments):
     found = kernel.warmup(group.table, group.owners, num_warps=4, grid=(1,), **arguments)
+    if kernel.__name__ == "add_weighted" and "add_weighted" not in made:
+        used = noise_registers.usage(found.asm["cubin"], 4)
+        assert used.registers <= 56 and used.warps >= 36, used
+        assert used.spills[0] == 0 and used.instructions[1] > 500, used
     made.setdefault(kernel.__name__, set()).add(found.hash)
     assert len(found.asm["cubin"]) > 0
     assert kernel.__name__ == "add_stored" or "shf.l.wrap" in found.asm["ptx"]
@@ -299,10 +333,13 @@ print({name: len(found) for name, found in made.items()})
 def test_the_kernels_compile_for_hopper_without_one(tmp_path) -> None:
     """Through Triton's own launch path, once for each kernel whatever key, step and count are.
 
-    With 8 rounds, since the compiler unrolls them all; a recursion is a ring and more.
+    The first pass of ``add_weighted`` keeps to the registers of a kernel without a tail, with none
+    in memory. With 8 rounds, since the compiler unrolls them all; a recursion is a ring and more.
     """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    paths = [str(ROOT / "benchmarks"), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     script = tmp_path / "compile.py"
     script.write_text(COMPILE)
     done = subprocess.run(

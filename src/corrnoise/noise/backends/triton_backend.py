@@ -44,11 +44,22 @@ class Tuning:
         block: ChaCha blocks of one program, a power of 2 of at least 32.
         num_warps: warps of one program; block / (32·num_warps) blocks for each thread.
         fast: whether logarithm, root, sine and cosine use the special-function unit.
+        registers: the most registers of a thread in ``add_weighted``, for each block of the thread,
+            or None for the compiler's choice. With 56, a multiprocessor of an H200 runs 36 warps;
+            what the refined pass needs beyond them, which is rare, goes to memory. The slow
+            functions have no limit.
     """
 
     block: int = 128
     num_warps: int = 4
     fast: bool = True
+    registers: int | None = 56
+
+    def limit(self) -> int | None:
+        """The most registers of a thread in ``add_weighted``."""
+        if self.registers is None or not self.fast:
+            return None
+        return min(255, self.registers * max(1, self.block // (32 * self.num_warps)))
 
 
 @dataclass(frozen=True)
@@ -89,12 +100,14 @@ class TritonBackend:
         weights: Normals,
         scale: float,
     ) -> None:
-        """Add scale·Σ_t weights[t]·z_{step-len+1+t} in one pass over the gradient."""
+        """Add scale·Σ_t weights[t]·z_{step-len+1+t}, of one term or more, in one pass."""
+        _check_terms(weights.size)
         coefs = self._constant(weights)
         for group in self._prepare(targets, layout):
             self._launch(
                 programs.add_weighted, group, weights=coefs, count=weights.size, scale=scale,
-                DTYPE=group.dtype, **self._draw(step - weights.size + 1, group.far),
+                DTYPE=group.dtype, maxnreg=self.tuning.limit(),
+                **self._draw(step - weights.size + 1, group.far),
             )  # fmt: skip
 
     def add_lookahead(
@@ -108,6 +121,7 @@ class TritonBackend:
         state: torch.Tensor,
     ) -> None:
         """Compute the rows of the steps first, first + 1, … at once; see ``CpuBackend``."""
+        _check_terms(min(w.size for w in weights))
         oldest = min(first + r - w.size + 1 for r, w in enumerate(weights))
         table = np.zeros((first + len(weights) - oldest, len(weights)), dtype=np.float32)
         for r, w in enumerate(weights):
@@ -227,7 +241,7 @@ class TritonBackend:
         counts = [-(-(o + s) // tile) - o // tile if s else 0 for o, s in places]
         begins = np.concatenate([[0], np.cumsum(counts)])
         rows = [
-            [0, offset, size, int(begin), starts[k]]
+            [0, offset, size, offset // tile - int(begin), starts[k]]
             for k, (offset, size), begin in zip(members, places, begins[:-1], strict=True)
         ]
         owners = np.repeat(np.arange(len(members), dtype=np.int32), counts)
@@ -260,6 +274,12 @@ class TritonBackend:
         if self._device.type == "cuda":
             here = here.pin_memory()
         return here.to(self._device, non_blocking=True)
+
+
+def _check_terms(count: int) -> None:
+    """Refuse sums of no terms: the kernels are compiled for at least one."""
+    if count < 1:
+        raise ValueError(f"weights must have at least 1 term, got {count}; leave out empty sums")
 
 
 def _signed(word: int) -> int:

@@ -28,7 +28,8 @@ import triton.language as tl
 
 from corrnoise.noise.generator import normals as normals_definition
 
-# A tensor's row in the table: address, flat offset, size, first program, first state element.
+# A tensor's row in the table: address, flat offset, size, tile of program 0 (as if the tensor had
+# one for every program of the launch), first state element.
 TABLE_COLUMNS = tl.constexpr(5)
 # A pair with a radius word below this takes 64 more bits of u from a second block.
 TAIL = tl.constexpr(normals_definition.TAIL)
@@ -267,23 +268,33 @@ def load_key(k0, k1, k2, k3, k4, k5, k6, k7):
 
 @triton.jit
 def locate(table, owners, BLOCK: tl.constexpr, FAR: tl.constexpr):
-    """The program's tile: its tensor's row, its first index relative to the tensor, its blocks.
+    """The program's tile: its tensor's row, first index relative to the tensor, size and blocks.
 
     ``FAR`` is set where an index may reach 2^36, so that the high half of the block number is not
     always 0.
     """
     program = tl.program_id(0)
     row = table + tl.load(owners + program).to(tl.int64) * TABLE_COLUMNS
-    offset, size = tl.load(row + 1), tl.load(row + 2)
-    first = (offset // (16 * BLOCK) + (program - tl.load(row + 3))) * (16 * BLOCK)
-    start = first - offset
-    # The tile's positions [low, high) lie in the tensor.
-    low = tl.maximum(-start, 0).to(tl.int32)
-    high = tl.minimum(size - start, 16 * BLOCK).to(tl.int32)
+    first = (tl.load(row + 3) + program) * (16 * BLOCK)
+    start = first - tl.load(row + 1)
     block = first // 16
     counter = block.to(tl.uint32) + tl.arange(0, BLOCK).to(tl.uint32)
     word13 = (block >> 32).to(tl.uint32) if FAR else tl.full((), 0, tl.uint32)
-    return row, start, low, high, counter, word13
+    return row, start, tl.load(row + 2), counter, word13
+
+
+@triton.jit
+def is_whole(start, size, BLOCK: tl.constexpr):
+    """Whether the whole tile lies in the tensor."""
+    return (start >= 0) & (start + 16 * BLOCK <= size)
+
+
+@triton.jit
+def edges(start, size, BLOCK: tl.constexpr):
+    """The tile's positions [low, high) lie in the tensor."""
+    low = tl.maximum(-start, 0).to(tl.int32)
+    high = tl.minimum(size - start, 16 * BLOCK).to(tl.int32)
+    return low, high
 
 
 @triton.jit
@@ -294,9 +305,10 @@ def positions(BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load16(pointer, low, high, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """Values at the positions of a tile, in float32; outside [low, high) they are 0."""
+def load16(pointer, start, size, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    """Values at the positions of a tile, in float32; outside of the tensor they are 0."""
     at = positions(BLOCK)
+    low, high = edges(start, size, BLOCK)
     values = ()
     for j in tl.static_range(16):
         here = at + 32 * j
@@ -309,8 +321,9 @@ def load16(pointer, low, high, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def store16(pointer, values, low, high, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+def store16(pointer, values, start, size, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
     at = positions(BLOCK)
+    low, high = edges(start, size, BLOCK)
     for j in tl.static_range(16):
         here = at + 32 * j
         value = values[j].to(pointer.dtype.element_ty)
@@ -321,11 +334,11 @@ def store16(pointer, values, low, high, BLOCK: tl.constexpr, WHOLE: tl.constexpr
 
 
 @triton.jit
-def add16(pointer, noise, low, high, BLOCK: tl.constexpr):
+def add16(pointer, noise, start, size, BLOCK: tl.constexpr):
     """Add to the gradient; only tiles at the edge of a tensor use masks."""
-    if (low == 0) & (high == 16 * BLOCK):
-        sum16 = axpy(1.0, noise, load16(pointer, low, high, BLOCK, True))
-        store16(pointer, sum16, low, high, BLOCK, True)
+    if is_whole(start, size, BLOCK):
+        sum16 = axpy(1.0, noise, load16(pointer, start, size, BLOCK, True))
+        store16(pointer, sum16, start, size, BLOCK, True)
     else:
-        part16 = axpy(1.0, noise, load16(pointer, low, high, BLOCK, False))
-        store16(pointer, part16, low, high, BLOCK, False)
+        part16 = axpy(1.0, noise, load16(pointer, start, size, BLOCK, False))
+        store16(pointer, part16, start, size, BLOCK, False)

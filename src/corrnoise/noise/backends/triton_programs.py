@@ -1,6 +1,16 @@
 # pyright: basic, reportGeneralTypeIssues=false, reportArgumentType=false
 # ruff: noqa: RUF005
-"""The kernels that ``triton_backend`` launches; one program is one tile of one tensor."""
+"""The kernels that ``triton_backend`` launches; one program is one tile of one tensor.
+
+A kernel that draws does so in passes. The first pass computes one block for each draw. Where a pair
+is in the tail, which happens to one program in 16,000 for each draw, the pass writes nothing
+and says so, and a refined pass computes everything again with second blocks. Second blocks in
+every draw would cost twice the time.
+
+Both passes are one function. The refined one is called instead of inlined: it keeps 8 more numbers
+for each lane, and its registers and addresses would otherwise slow down the first pass, which needs
+as many as a kernel without a tail. ``benchmarks/noise_registers.py`` counts them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +23,7 @@ from corrnoise.noise.backends.triton_kernel import (
     axpy,
     chacha_block,
     fractions,
+    is_whole,
     load16,
     load_key,
     locate,
@@ -30,15 +41,15 @@ OPEN = [*(f"k{i}" for i in range(8)), "step", "stream_id", "count", "scale"]
 
 
 @triton.jit
-def block_words(key, counter, word13, step, stream_id, ROUNDS: tl.constexpr):
-    """The 16 words of each lane at a step."""
-    tail = counter, word13, step.to(tl.uint32, bitcast=True), stream_id.to(tl.uint32, bitcast=True)
-    return chacha_block(key, tail, ROUNDS)
+def block_words(source, counter, word13, step, ROUNDS: tl.constexpr):
+    """The 16 words of each lane at a step; ``source`` is the key and the stream id."""
+    tail = counter, word13, step.to(tl.uint32, bitcast=True), source[1]
+    return chacha_block(source[0], tail, ROUNDS)
 
 
 @triton.jit
 def draw(
-    weight, key, counter, word13, step, stream_id, least,
+    weight, source, counter, word13, step, least,
     ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
 ):  # fmt: skip
     """The 16 normals of each lane at a step, times a weight, and the least radius word so far.
@@ -47,9 +58,8 @@ def draw(
     """
     if REFINED:
         high_bit = tl.full((), 0x80000000, tl.uint32)
-        second = block_words(key, counter, word13 | high_bit, step, stream_id, ROUNDS)
-        v = fractions(second)
-    words = block_words(key, counter, word13, step, stream_id, ROUNDS)
+        v = fractions(block_words(source, counter, word13 | high_bit, step, ROUNDS))
+    words = block_words(source, counter, word13, step, ROUNDS)
     f = uniforms(words)
     if REFINED:
         f = refined(f, v)
@@ -63,14 +73,18 @@ def none_yet(BLOCK: tl.constexpr):
 
 
 @triton.jit
-def in_tail(least):
-    """Whether a draw of the program has a pair in the tail; all draws are then made again.
+def in_tail(least, REFINED: tl.constexpr):
+    """Whether the first pass of a program met the tail.
 
-    One draw of a program in 16,000 has one, and a second block in every draw would cost twice the
-    time. The test at the end of a program costs one minimum for each radius word, and no exchange
-    between threads inside the loop.
+    The test costs one minimum for each radius word, and one exchange between threads at the end of
+    the pass. Nothing is left to refine after a refined pass.
     """
-    return tl.min(least, axis=0) < TAIL
+    return False if REFINED else tl.min(least, axis=0) < TAIL
+
+
+def called(function):
+    """The same function, called where it is used and not inlined."""
+    return triton.jit(noinline=True)(function.fn)
 
 
 @triton.jit(do_not_specialize=OPEN)
@@ -80,31 +94,36 @@ def add_weighted(
     ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Gradient += scale·Σ_t weights[t]·z[step + t] for t < count: one read, one write."""
-    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
-    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    noise, least = weighted_sum(
-        weights, count, scale, key, counter, word13, step, stream_id, BLOCK, ROUNDS, FAST, False
-    )
-    if in_tail(least):
-        noise, least = weighted_sum(
-            weights, count, scale, key, counter, word13, step, stream_id, BLOCK, ROUNDS, FAST, True
-        )
-    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+    source = load_key(k0, k1, k2, k3, k4, k5, k6, k7), stream_id.to(tl.uint32, bitcast=True)
+    where = table, owners, weights, count, scale, step, source
+    if weigh(*where, DTYPE, BLOCK, FAR, ROUNDS, FAST, False):
+        weigh_again(*where, DTYPE, BLOCK, FAR, ROUNDS, FAST, True)
 
 
 @triton.jit
-def weighted_sum(
-    weights, count, scale, key, counter, word13, step, stream_id,
-    BLOCK: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
+def weigh(
+    table, owners, weights, count, scale, step, source,
+    DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
 ):  # fmt: skip
-    """The sum of ``add_weighted``, and the least radius word."""
+    """One pass of ``add_weighted``; whether it met the tail and wrote nothing."""
+    row, start, size, counter, word13 = locate(table, owners, BLOCK, FAR)
+    # Volatile, since the compiler would put off a load that only the end of the pass needs.
+    pointer = tl.load(row, volatile=True).to(tl.pointer_type(DTYPE)) + start
     noise, least = zeros16(BLOCK), none_yet(BLOCK)
+    tl.assume(count > 0)  # otherwise the sums are set to 0 twice
     for _ in range(count):
         weight = tl.load(weights) * scale
-        z, least = draw(weight, key, counter, word13, step, stream_id, least, ROUNDS, FAST, REFINED)
+        z, least = draw(weight, source, counter, word13, step, least, ROUNDS, FAST, REFINED)
         noise = plus16(z, noise)
         weights, step = weights + 1, step + 1
-    return noise, least
+    repeat = in_tail(least, REFINED)
+    if not repeat:
+        add16(pointer, noise, start, size, BLOCK)
+    return repeat
+
+
+weigh_again = called(weigh)
 
 
 @triton.jit(do_not_specialize=[*OPEN, "use", "stride"])
@@ -115,52 +134,53 @@ def add_lookahead(
     ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """Rows Σ_t weights[t, r]·z[step + t], r < ROWS: row ``use`` is added, rows 1, … are stored."""
-    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
-    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    sums, least = weighted_rows(
-        weights, count, key, counter, word13, step, stream_id, ROWS, BLOCK, ROUNDS, FAST, False
-    )
-    if in_tail(least):
-        sums, least = weighted_rows(
-            weights, count, key, counter, word13, step, stream_id, ROWS, BLOCK, ROUNDS, FAST, True
-        )
-    here = tl.load(row + 4) + start
-    noise = zeros16(BLOCK)
-    for r in tl.static_range(ROWS):
-        if r > 0:
-            store16(state + (r - 1) * stride.to(tl.int64) + here, sums[r], low, high, BLOCK, False)
-        noise = axpy(tl.where(use == r, scale, 0.0), sums[r], noise)
-    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+    source = load_key(k0, k1, k2, k3, k4, k5, k6, k7), stream_id.to(tl.uint32, bitcast=True)
+    where = table, owners, weights, count, scale, use, state, stride, step, source
+    if look_ahead(*where, ROWS, DTYPE, BLOCK, FAR, ROUNDS, FAST, False):
+        look_ahead_again(*where, ROWS, DTYPE, BLOCK, FAR, ROUNDS, FAST, True)
 
 
 @triton.jit
-def weighted_rows(
-    weights, count, key, counter, word13, step, stream_id,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+def look_ahead(
+    table, owners, weights, count, scale, use, state, stride, step, source,
+    ROWS: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
 ):  # fmt: skip
-    """The rows of ``add_lookahead``, and the least radius word."""
+    """One pass of ``add_lookahead``; whether it met the tail and wrote nothing."""
+    row, start, size, counter, word13 = locate(table, owners, BLOCK, FAR)
     sums, least = (), none_yet(BLOCK)
     for _r in tl.static_range(ROWS):
         sums = sums + (zeros16(BLOCK),)
+    tl.assume(count > 0)
     for t in range(count):
-        z, least = draw(
-            1.0, key, counter, word13, step + t, stream_id, least, ROUNDS, FAST, REFINED
-        )
+        z, least = draw(1.0, source, counter, word13, step + t, least, ROUNDS, FAST, REFINED)
         new = ()
         for r in tl.static_range(ROWS):
             new = new + (axpy(tl.load(weights + t * ROWS + r), z, sums[r]),)
         sums = new
-    return sums, least
+    repeat = in_tail(least, REFINED)
+    if not repeat:
+        here = tl.load(row + 4) + start
+        noise = zeros16(BLOCK)
+        for r in tl.static_range(ROWS):
+            if r > 0:
+                vector = state + (r - 1) * stride.to(tl.int64)
+                store16(vector + here, sums[r], start, size, BLOCK, False)
+            noise = axpy(tl.where(use == r, scale, 0.0), sums[r], noise)
+        add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, start, size, BLOCK)
+    return repeat
+
+
+look_ahead_again = called(look_ahead)
 
 
 @triton.jit(do_not_specialize=["scale"])
 def add_stored(table, owners, vector, scale, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
     """Gradient += scale·vector."""
-    row, start, low, high, _, _ = locate(table, owners, BLOCK, False)
-    noise = load16(vector + tl.load(row + 4) + start, low, high, BLOCK, False)
+    row, start, size, _, _ = locate(table, owners, BLOCK, False)
+    noise = load16(vector + tl.load(row + 4) + start, start, size, BLOCK, False)
     noise = axpy(scale, noise, zeros16(BLOCK))
-    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, low, high, BLOCK)
+    add16(tl.load(row).to(tl.pointer_type(DTYPE)) + start, noise, start, size, BLOCK)
 
 
 @triton.jit(do_not_specialize=[*OPEN, "stride"])
@@ -178,47 +198,51 @@ def add_filtered(
     has one for each of ``count`` z before the past of the first section, which are regenerated, and
     then a 0 for z[step] itself. Unless RECURSIVE, all feedback is 0.
     """
-    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, FAR)
-    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    oldest = step - tl.load(shapes) - count
-    x, before, least = newest_and_older(
-        weights, count, oldest, key, counter, word13, step, stream_id, BLOCK, ROUNDS, FAST, False
-    )
-    if in_tail(least):
-        x, before, least = newest_and_older(
-            weights, count, oldest, key, counter, word13, step, stream_id, BLOCK, ROUNDS, FAST, True
-        )
-    here = state + tl.load(row + 4) + start
-    pointer = tl.load(row).to(tl.pointer_type(DTYPE)) + start
-    if (low == 0) & (high == 16 * BLOCK):
-        run_sections(
-            pointer, here, x, before, coefs, shapes, scale, stride, low, high,
-            SECTIONS, RECURSIVE, WRITE, BLOCK, True,
-        )  # fmt: skip
-    else:
-        run_sections(
-            pointer, here, x, before, coefs, shapes, scale, stride, low, high,
-            SECTIONS, RECURSIVE, WRITE, BLOCK, False,
-        )  # fmt: skip
+    source = load_key(k0, k1, k2, k3, k4, k5, k6, k7), stream_id.to(tl.uint32, bitcast=True)
+    where = table, owners, coefs, shapes, weights, count, scale, state, stride, step, source
+    if run_filter(*where, SECTIONS, RECURSIVE, WRITE, DTYPE, BLOCK, FAR, ROUNDS, FAST, False):
+        run_filter_again(*where, SECTIONS, RECURSIVE, WRITE, DTYPE, BLOCK, FAR, ROUNDS, FAST, True)
 
 
 @triton.jit
-def newest_and_older(
-    weights, count, oldest, key, counter, word13, step, stream_id,
-    BLOCK: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
+def run_filter(
+    table, owners, coefs, shapes, weights, count, scale, state, stride, step, source,
+    SECTIONS: tl.constexpr, RECURSIVE: tl.constexpr, WRITE: tl.constexpr, DTYPE: tl.constexpr,
+    BLOCK: tl.constexpr, FAR: tl.constexpr,
+    ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
 ):  # fmt: skip
-    """z[step], the weighted sum of the older z of ``add_filtered``, and the least radius word."""
+    """One pass of ``add_filtered``; whether it met the tail and wrote nothing."""
+    row, start, size, counter, word13 = locate(table, owners, BLOCK, FAR)
+    oldest = step - tl.load(shapes) - count
     x, before, least = zeros16(BLOCK), zeros16(BLOCK), none_yet(BLOCK)
+    tl.assume(count >= 0)
     for t in range(count + 1):
         at = tl.where(t == count, step, oldest + t)
-        x, least = draw(1.0, key, counter, word13, at, stream_id, least, ROUNDS, FAST, REFINED)
+        x, least = draw(1.0, source, counter, word13, at, least, ROUNDS, FAST, REFINED)
         before = axpy(tl.load(weights + t), x, before)
-    return x, before, least
+    repeat = in_tail(least, REFINED)
+    if not repeat:
+        here = state + tl.load(row + 4) + start
+        pointer = tl.load(row).to(tl.pointer_type(DTYPE)) + start
+        if is_whole(start, size, BLOCK):
+            run_sections(
+                pointer, here, x, before, coefs, shapes, scale, stride, start, size,
+                SECTIONS, RECURSIVE, WRITE, BLOCK, True,
+            )  # fmt: skip
+        else:
+            run_sections(
+                pointer, here, x, before, coefs, shapes, scale, stride, start, size,
+                SECTIONS, RECURSIVE, WRITE, BLOCK, False,
+            )  # fmt: skip
+    return repeat
+
+
+run_filter_again = called(run_filter)
 
 
 @triton.jit
 def run_sections(
-    pointer, here, x, before, coefs, shapes, scale, stride, low, high,
+    pointer, here, x, before, coefs, shapes, scale, stride, start, size,
     SECTIONS: tl.constexpr, RECURSIVE: tl.constexpr, WRITE: tl.constexpr,
     BLOCK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
@@ -231,17 +255,17 @@ def run_sections(
         for t in range(s):
             at = slot + t
             at = tl.where(at >= s, at - s, at)
-            v = load16(past + at.to(tl.int64) * stride, low, high, BLOCK, WHOLE)
+            v = load16(past + at.to(tl.int64) * stride, start, size, BLOCK, WHOLE)
             if RECURSIVE:
                 w = axpy(tl.load(coef + 2 + t), v, w)
             y = axpy(tl.load(coef + 2 + s + t), v, y)
         w = axpy(tl.load(coef), x, w)
         x = axpy(tl.load(coef + 1), x, y)
         if s > 0:
-            store16(past + slot.to(tl.int64) * stride, w, low, high, BLOCK, WHOLE)
+            store16(past + slot.to(tl.int64) * stride, w, start, size, BLOCK, WHOLE)
     if WRITE:
-        sums = axpy(scale, x, load16(pointer, low, high, BLOCK, WHOLE))
-        store16(pointer, sums, low, high, BLOCK, WHOLE)
+        sums = axpy(scale, x, load16(pointer, start, size, BLOCK, WHOLE))
+        store16(pointer, sums, start, size, BLOCK, WHOLE)
 
 
 @triton.jit(do_not_specialize=OPEN)
@@ -250,8 +274,8 @@ def write_words(
     BLOCK: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Write the words themselves to int32 tensors, for tests against the specification."""
-    row, start, low, high, counter, word13 = locate(table, owners, BLOCK, True)
-    key = load_key(k0, k1, k2, k3, k4, k5, k6, k7)
-    words = block_words(key, counter, word13, step, stream_id, ROUNDS)
+    row, start, size, counter, word13 = locate(table, owners, BLOCK, True)
+    source = load_key(k0, k1, k2, k3, k4, k5, k6, k7), stream_id.to(tl.uint32, bitcast=True)
+    words = block_words(source, counter, word13, step, ROUNDS)
     pointer = tl.load(row).to(tl.pointer_type(tl.uint32)) + start
-    store16(pointer, words, low, high, BLOCK, False)
+    store16(pointer, words, start, size, BLOCK, False)

@@ -52,7 +52,7 @@ class CapturedStep:
         self.size = size
         self._sums, self._optimizer, self._loss = sums, optimizer, loss
         self._inputs: tuple[Tensor, ...] = ()
-        self._real = torch.empty(0)
+        self._real, self._count = torch.empty(0), 0  # the rows that are examples
         self._graph: torch.cuda.CUDAGraph | None = None
         self._value: Tensor | None = None
 
@@ -75,14 +75,17 @@ class CapturedStep:
                 return  # nothing was seen yet that rows could be filled up with
             device = self._sums.params[0].device
             self._inputs = tuple(
-                part[:1].to(device).expand(self.size, *part.shape[1:]).clone() for part in piece
+                part[:1].to(device).expand(self.size, *part.shape[1:]).contiguous()
+                for part in piece
             )
             self._real = torch.zeros(self.size, device=device)
         count = len(piece[0])
         for kept, part in zip(self._inputs, piece, strict=True):
             kept[:count].copy_(part, non_blocking=True)
-        self._real[:count] = 1.0
-        self._real[count:] = 0.0
+        if count != self._count:
+            self._real[:count] = 1.0
+            self._real[count:] = 0.0
+            self._count = count
         clipper.real = self._real
         try:
             if self._real.is_cuda:

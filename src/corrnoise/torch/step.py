@@ -166,6 +166,7 @@ class PrivateStep:
         """
         parts = [local(grad) for grad in grads]
         norms = [torch.linalg.vector_norm(part.detach()).double() for part in parts]
+        bits = self._hash(parts)  # before anything waits for the device
         values = torch.stack(norms).tolist()
         if not all(math.isfinite(value) for value in values):
             raise ValueError(
@@ -174,7 +175,7 @@ class PrivateStep:
                 "begin a new loop over the data loader"
             )
         self._check_norm(step, values)
-        text = repr((step, values, int(self._hash(parts)))).encode()
+        text = repr((step, values, int(bits))).encode()
         return keyed(self._key, b"gradient", text)
 
     def _where(self, parts: Sequence[torch.Tensor]) -> str:

@@ -1,6 +1,6 @@
 """Training on several processes with gloo: ``ranks.py KIND WORLD FOLDER MECHANISM PORT``.
 
-KIND is "ddp", "ddp-ghost" or "fsdp". Rank r writes FOLDER/r.pt: the weights after 20 steps, the
+KIND is "ddp", "ddp-ghost", "fsdp", or "ddp-own" and "fsdp-own" for our own clipping. Rank r writes FOLDER/r.pt: the weights after 20 steps, the
 noise that it adds at step 5, and ε. The first rank makes the key, FOLDER/key.
 """
 
@@ -16,14 +16,22 @@ from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.fsdp_utils import FSDP2Wrapper
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from training import loader, model, private, train
+from training import loader, model, private
 
 from corrnoise.noise import CorrelatedNoise
 from corrnoise.torch import PrivacyEngine
 
 STEPS = 20
-MODES = {"ddp": "hooks", "ddp-ghost": "ghost", "fsdp": "ghost_fsdp", "single": "hooks"}
+MODES = {
+    "ddp": "hooks",
+    "ddp-ghost": "ghost",
+    "ddp-own": "one_pass",
+    "fsdp": "ghost_fsdp",
+    "fsdp-own": "one_pass",
+    "single": "hooks",
+}
 
 
 def trained(engine: PrivacyEngine, net: nn.Module, kind: str, mechanism: str):
@@ -37,10 +45,19 @@ def trained(engine: PrivacyEngine, net: nn.Module, kind: str, mechanism: str):
         # Certificates take seconds on each rank: one mechanism is enough for bins.
         sampling="balls-in-bins" if mechanism == "bsr" else "fixed",
         grad_sample_mode=MODES[kind],
+        # Pieces of a batch, of which one rank may have none.
+        max_physical_batch_size=2 if kind == "fsdp-own" else None,
     )
     criterion = made[2] if "ghost" in MODES[kind] else None
-    train(made[0], made[1], made[-1], steps=STEPS, criterion=criterion)
-    return made[0], made[1]
+    net, optimizer, batches = made[0], made[1], made[-1]
+    criterion = criterion or nn.CrossEntropyLoss()
+    while True:
+        for x, y in batches:
+            optimizer.zero_grad()
+            criterion(net(x), y).backward()
+            optimizer.step()
+            if engine.steps_taken == STEPS:
+                return net, optimizer
 
 
 def work(kind: str, world: int, rank: int, folder: Path, mechanism: str) -> None:
@@ -50,14 +67,23 @@ def work(kind: str, world: int, rank: int, folder: Path, mechanism: str) -> None
     net: nn.Module = model()
     if kind == "fsdp":
         net = FSDP2Wrapper(net, mesh=init_device_mesh("cpu", (world,)))
+    elif kind == "fsdp-own":
+        mesh = init_device_mesh("cpu", (world,))
+        fully_shard(net[0], mesh=mesh)
+        net = fully_shard(net, mesh=mesh)
+    elif kind == "ddp-own":
+        net = nn.parallel.DistributedDataParallel(net)
     else:
         net = DifferentiallyPrivateDistributedDataParallel(net)
     engine = PrivacyEngine(key=folder / "key", ledger=folder / "ledger")
     wrapped, optimizer = trained(engine, net, kind, mechanism)
-    zeros = [
-        torch.zeros_like(p.to_local() if isinstance(p, DTensor) else p).detach()
-        for p in optimizer.params
-    ]
+    if kind.endswith("own"):
+        zeros = [torch.zeros_like(engine._setup.step.sums.clipper.flat)]
+    else:
+        zeros = [
+            torch.zeros_like(p.to_local() if isinstance(p, DTensor) else p).detach()
+            for p in optimizer.params
+        ]
     targets, offsets = engine._setup.step._placement.targets(zeros)
     noise = CorrelatedNoise(engine.plan.mechanism, engine.key)
     if noise.scheme.kind == "recursion":

@@ -44,6 +44,10 @@ def run(kind, world, folder, mechanism):
         ("ddp-ghost", 2, "bisr"),
         ("fsdp", 2, "bsr"),
         ("fsdp", 4, "bisr"),
+        ("ddp-own", 2, "bisr"),
+        ("ddp-own", 4, "blt"),
+        ("fsdp-own", 2, "bsr"),
+        ("fsdp-own", 4, "bisr"),
     ],
 )
 def test_many_processes_train_as_one_does(tmp_path, kind, world, mechanism):

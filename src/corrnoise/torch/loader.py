@@ -71,6 +71,7 @@ class StepSampler(BatchSampler):
         self._next_step = next_step
         self._rank, self._world_size = rank, world_size
         self.delivered: int | None = None  # the step whose batch the loop has
+        self.complete = True  # whether it has the last piece of it
 
     @property
     def next_step(self) -> int:
@@ -85,10 +86,10 @@ class StepSampler(BatchSampler):
         return sum(len(self.pieces(step)) for step in range(first, min(n, first + b)))
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (indices for _, indices in self.steps())
+        return (indices for _, _, indices in self.steps())
 
-    def steps(self) -> Iterator[tuple[int, list[int]]]:
-        """Each step with its examples.
+    def steps(self) -> Iterator[tuple[int, bool, list[int]]]:
+        """Each step, whether a piece of its batch is the last one, and the piece.
 
         What is fetched counts as what the loop has. A loader whose workers run ahead of the loop
         must say itself what it delivers; where it does not, steps are refused.
@@ -102,8 +103,10 @@ class StepSampler(BatchSampler):
             )
         self.restart()
         for step in range(first, min(n, first - first % b + b)):
-            self.delivered = step
-            yield from ((step, piece) for piece in self.pieces(step))
+            pieces = self.pieces(step)
+            for number, piece in enumerate(pieces, start=1):
+                self.delivered, self.complete = step, number == len(pieces)
+                yield step, self.complete, piece
 
     def share(self, step: int) -> list[int]:
         """The examples of a step that this process takes."""
@@ -118,10 +121,6 @@ class StepSampler(BatchSampler):
         most = -(-len(self.batches.indices(step)) // self._world_size)
         starts = range(0, max(most, 1), self.largest)
         return [share[start : start + self.largest] for start in starts]
-
-    def complete(self, examples: int) -> bool:
-        """Whether these are all examples of the next step that this process takes."""
-        return examples >= len(self.share(self.next_step))
 
     def epoch_sizes(self) -> list[int]:
         """How many examples this process takes in each step of the current epoch."""
@@ -151,26 +150,27 @@ class _Orders:
     """What the worker processes are asked for, in order; it remembers the steps.
 
     Attributes:
-        steps: of the orders of the last iteration that no one has taken out yet.
+        steps: of the orders of the last iteration that no one has taken out yet, and whether they
+            complete their batches.
     """
 
     def __init__(self, sampler: StepSampler, split: Split) -> None:
-        self.steps: deque[int] = deque()
+        self.steps: deque[tuple[int, bool]] = deque()
         self._sampler, self._split = sampler, split
 
     def __iter__(self) -> Iterator[Order]:
-        steps = self.steps = deque[int]()
-        at = 0
+        steps = self.steps = deque[tuple[int, bool]]()
+        at = (0, True)
 
         def batches() -> Iterator[list[int]]:
             nonlocal at
-            for step, indices in self._sampler.steps():
-                at = step
+            for step, complete, indices in self._sampler.steps():
+                at = (step, complete)
                 yield indices
 
         for indices in self._split(batches()):
             steps.append(at)
-            yield Order(at, indices)
+            yield Order(at[0], indices)
 
 
 class StepLoader(DataLoader[Any]):
@@ -226,7 +226,7 @@ class StepLoader(DataLoader[Any]):
         for batch in batches:
             # Persistent workers have one queue: a loop that began later has taken it over.
             mine = self._orders.steps if self.persistent_workers else steps
-            sampler.delivered = mine.popleft()
+            sampler.delivered, sampler.complete = mine.popleft()
             yield batch
 
 

@@ -133,7 +133,7 @@ class OnePassSums:
         """Whether more of the logical batch is to come."""
         if self._skip:
             return self._skip.pop(0)
-        return self._sampler.largest is not None and not self._sampler.complete(self.examples)
+        return not self._sampler.complete
 
     def _starts(self) -> None:
         """The model starts on a batch: what the optimizer had from us is no gradient of it."""

@@ -135,19 +135,23 @@ class Recorder:
     Args:
         model: not wrapped, and not changed but for hooks.
         params: the trained ones.
+        probe: whether to see, at the first batch, that the model treats its examples apart. The
+            processes of a sharded model cannot run it on examples of their own.
 
     Attributes:
         calls: whose gradients have come back.
         layers: with trained parameters.
     """
 
-    def __init__(self, model: nn.Module, params: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self, model: nn.Module, params: Sequence[nn.Parameter], *, probe: bool = True
+    ) -> None:
         trained = {id(param) for param in params}
         self.calls: list[Call] = []
         self.layers = list(_layers(model, trained))
         self.examples = 0  # in the batch that the model runs on
         self.paused = False
-        self._separate = False  # whether the model was seen to treat examples apart
+        self._separate = not probe  # whether the model was seen to treat examples apart
         self.on_start: Any = lambda: None  # called when the model starts on a batch
         self._token: dict[torch.device, Tensor] = {}
         self._handles: list[Any] = [

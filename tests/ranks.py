@@ -1,7 +1,8 @@
 """Training on several processes with gloo: ``ranks.py KIND WORLD FOLDER MECHANISM PORT``.
 
-KIND is "ddp", "ddp-ghost", "fsdp", or "ddp-own" and "fsdp-own" for our own clipping. Rank r writes FOLDER/r.pt: the weights after 20 steps, the
-noise that it adds at step 5, and ε. The first rank makes the key, FOLDER/key.
+KIND is "ddp", "ddp-ghost" or "fsdp", or "ddp-own" or "fsdp-own" for our own clipping. Rank r writes
+FOLDER/r.pt: the weights after 20 steps, the noise that it adds at step 5, and ε. The first rank
+makes the key, FOLDER/key.
 """
 
 from __future__ import annotations

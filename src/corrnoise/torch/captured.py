@@ -74,6 +74,7 @@ class CapturedStep:
             if not len(piece[0]):
                 return  # nothing was seen yet that rows could be filled up with
             device = self._sums.params[0].device
+            self._sums.check_loss(self._loss, [part.to(device) for part in piece])
             self._inputs = tuple(
                 part[:1].to(device).expand(self.size, *part.shape[1:]).contiguous()
                 for part in piece

@@ -258,14 +258,24 @@ class PrivacyEngine:
         Returns:
             a function to call with the tensors of each batch of the loader.
         """
-        run = self._started
-        if not isinstance(run.step.sums, OnePassSums):
-            raise ValueError(
-                "step_function must have grad_sample_mode='one_pass', got one of Opacus's modes; "
-                "name it in make_private to see why it was not taken"
-            )
+        run, sums = self._started, self._own_sums
         largest = usual_size(run.plan, run.processes.world_size) if size is None else size
-        return CapturedStep(run.step.sums, run.step.sums.optimizer, loss, largest)
+        return CapturedStep(sums, sums.optimizer, loss, largest)
+
+    def check_loss(self, loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> None:
+        """Raise unless a loss is a mean over examples, or a sum, as ``loss_reduction`` says.
+
+        Clipping bounds an example's share only if the loss adds up the losses of single examples.
+        A mean over all tokens of a batch, for one, does not. ``step_function`` checks this itself.
+
+        Args:
+            loss: of the tensors of a batch: calls the model.
+            batch: the tensors of some examples.
+
+        Raises:
+            ValueError: it is not, or the mode is one of Opacus's.
+        """
+        self._own_sums.check_loss(loss, batch)
 
     @property
     def plan(self) -> Plan:
@@ -423,6 +433,16 @@ class PrivacyEngine:
         return opacus.compatible(module)
 
     # What follows serves the methods above.
+
+    @property
+    def _own_sums(self) -> OnePassSums:
+        sums = self._started.step.sums
+        if not isinstance(sums, OnePassSums):
+            raise ValueError(
+                "grad_sample_mode must be 'one_pass' for this, got one of Opacus's modes; name it "
+                "in make_private to see why it was not taken"
+            )
+        return sums
 
     @property
     def _started(self) -> Setup:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from corrnoise.planning import Plan
 from corrnoise.torch import opacus
 from corrnoise.torch.clipping.clipper import Clipper
+from corrnoise.torch.clipping.separate import check_loss
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import flattened, local, place
 from corrnoise.torch.processes import Processes
@@ -36,6 +37,7 @@ class OnePassSums:
 
     Attributes:
         optimizer: the user's.
+        model: what it trains, without DDP's wrapper.
         params: the trained ones, in the optimizer's order.
         clip_norm: C.
         placement: of the sums in the flat vector of all parameters.
@@ -55,12 +57,13 @@ class OnePassSums:
         self._divisor = float(plan.divisor) if options.loss_reduction == "mean" else 1.0
         if isinstance(module, DistributedDataParallel):
             module.require_backward_grad_sync = False  # there is nothing for it to sum
-        model = _unwrapped(module)
+        self.model = model = _unwrapped(module)
+        self._mean = options.loss_reduction == "mean"
         self.clipper = Clipper(
             model,
             self.params,
             self.clip_norm,
-            mean=options.loss_reduction == "mean",
+            mean=self._mean,
             own=_sharded if processes.sharded else None,
         )
         whole = place(self.params, distributed=processes.distributed, averaged=False)
@@ -93,6 +96,15 @@ class OnePassSums:
             step()
 
         self.optimizer.register_step_pre_hook(before)
+
+    def check_loss(self, loss: Callable[..., torch.Tensor], batch: Sequence[torch.Tensor]) -> None:
+        """Raise unless a loss is a mean or a sum over examples, as ``make_private`` was told."""
+        recorder = self.clipper.recorder
+        recorder.paused = True
+        try:
+            check_loss(self.model, loss, batch, mean=self._mean)
+        finally:
+            recorder.paused = False
 
     def signal_skip_step(self, do_skip: bool = True) -> None:
         """Whether a batch to come is followed by another of the same logical batch."""

@@ -1,8 +1,10 @@
-"""Whether a model treats the examples of a batch apart, as clipping each of them needs."""
+"""Whether model and loss treat the examples of a batch apart, as clipping each of them needs."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,17 +29,10 @@ def check_separate(model: nn.Module, args: Any, kwargs: Any, examples: int) -> N
     rows = min(2, examples - 1)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     some = [leaf[:rows] if _batched(leaf, examples) else leaf for leaf in leaves]
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of gradients that are missing here
-            whole = tensors(model(*args, **kwargs))
-            few_args, few_kwargs = pytree.tree_unflatten(some, spec)
-            few = tensors(model(*few_args, **few_kwargs))
-    finally:
-        for part, mode in modes:
-            part.training = mode
+    with _in_evaluation(model):
+        whole = tensors(model(*args, **kwargs))
+        few_args, few_kwargs = pytree.tree_unflatten(some, spec)
+        few = tensors(model(*few_args, **few_kwargs))
     for a, b in zip(whole, few, strict=True):
         if not _batched(a, examples) or len(b) != rows:
             continue
@@ -49,6 +44,51 @@ def check_separate(model: nn.Module, args: Any, kwargs: Any, examples: int) -> N
                 f"{rows} changes by {float(far / size):.1%} when the others are there; replace "
                 "what mixes them, such as batch normalisation: nothing was released"
             )
+
+
+def check_loss(
+    model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], *, mean: bool
+) -> None:
+    """Raise unless a loss is the mean, or the sum, of the losses of the examples alone.
+
+    Up to four examples are looked at, together and one by one, as in evaluation.
+
+    Args:
+        model: that the loss calls; whoever watches its calls must look away.
+        loss: of the tensors of a batch.
+        batch: the tensors.
+        mean: whether it must be the mean, else the sum.
+    """
+    count = min(4, len(batch[0]))
+    if count < 2:
+        return
+    with _in_evaluation(model):
+        whole = loss(*(part[:count] for part in batch)).double()
+        alone = [loss(*(part[i : i + 1] for part in batch)).double() for i in range(count)]
+    wanted = torch.stack(alone).sum() / (count if mean else 1)
+    size = torch.stack([value.abs() for value in alone]).max()
+    if not (whole - wanted).abs() <= _tolerance(whole.float()) * size + 1e-6:
+        kind = "mean" if mean else "sum"
+        raise ValueError(
+            f"the loss must be the {kind} over the examples of a batch, but that of {count} "
+            f"examples is {float(whole):.6g} where the {kind} of theirs alone is "
+            f"{float(wanted):.6g}; take the loss of each example first (a mean over all tokens of "
+            "a batch is none), or set loss_reduction: nothing was released"
+        )
+
+
+@contextlib.contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Without gradients, dropout and the like, and the warnings about that."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def _batched(leaf: Any, examples: int) -> bool:

@@ -1,0 +1,304 @@
+"""The engine with our own clipping: the same training as with Opacus, on the user's own objects."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+from training import KEY, dataset, loader, model, private, weights
+
+from corrnoise.torch import PrivacyEngine
+from corrnoise.torch.captured import usual_size
+from corrnoise.torch.clipping.clipper import Clipper
+from corrnoise.torch.clipping.reference import clipped_sums
+
+
+def start(**options):
+    engine, net = PrivacyEngine(key=KEY), model()
+    made = private(engine, net=net, **{"grad_sample_mode": "one_pass", **options})
+    return engine, net, *made[1:]
+
+
+def epoch(net, optimizer, batches, criterion=functional.cross_entropy):
+    for x, y in batches:
+        optimizer.zero_grad()
+        criterion(net(x), y).backward()
+        optimizer.step()
+
+
+def close(a, b, share=2e-6):
+    return float((a - b).norm()) <= share * float(b.norm())
+
+
+def test_model_and_optimizer_are_the_users_own():
+    engine, net = PrivacyEngine(key=KEY), model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    names = list(net.state_dict())
+    made = private(engine, net=net, optimizer=optimizer)
+    assert made[0] is net
+    assert made[1] is optimizer
+    assert list(net.state_dict()) == names
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "balls-in-bins"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+        lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
+    ],
+)
+def test_training_is_that_of_opacus(sampling, optimizer):
+    found = []
+    for mode in ("hooks", "one_pass"):
+        engine, net = PrivacyEngine(key=KEY), model()
+        made = private(
+            engine, net=net, optimizer=optimizer(net.parameters()), sampling=sampling,
+            grad_sample_mode=mode,
+        )  # fmt: skip
+        for _ in range(3):
+            epoch(*made)
+        assert engine.steps_taken == 18
+        found.append(weights(net))
+    assert close(*found)
+
+
+def test_training_curves_on_digits_are_those_of_opacus():
+    datasets = pytest.importorskip("sklearn.datasets")
+    x, y = datasets.load_digits(return_X_y=True)
+    data = TensorDataset(torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y))
+    curves = []
+    for mode in ("hooks", "one_pass"):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        made = private(
+            PrivacyEngine(key=KEY), net=net, data_loader=DataLoader(data, batch_size=64),
+            grad_sample_mode=mode, epochs=2,
+        )  # fmt: skip
+        curve = []
+        for _ in range(2):
+            for a, b in made[2]:
+                made[1].zero_grad()
+                loss = functional.cross_entropy(made[0](a), b)
+                loss.backward()
+                made[1].step()
+                curve.append(float(loss.detach()))
+        curves.append(curve)
+    assert np.allclose(*curves, rtol=1e-4)
+    assert curves[0][-1] < curves[0][0]
+
+
+def test_physical_batches_are_built_in():
+    _, net, optimizer, batches = start()
+    epoch(net, optimizer, batches)
+    wanted = weights(net)
+    for workers in (0, 2):
+        engine, net, optimizer, batches = start(
+            max_physical_batch_size=3, data_loader=loader(num_workers=workers)
+        )
+        assert len(batches) == 6 * 4  # batches of ten in pieces of three
+        epoch(net, optimizer, batches)
+        assert engine.steps_taken == 6
+        assert close(weights(net), wanted)
+
+
+def test_the_memory_manager_of_opacus_works():
+    _, net, optimizer, batches = start()
+    epoch(net, optimizer, batches)
+    wanted = weights(net)
+    engine, net, optimizer, batches = start()
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=3, optimizer=optimizer
+    ) as small:
+        epoch(net, optimizer, small)
+    assert engine.steps_taken == 6
+    assert close(weights(net), wanted)
+
+
+def test_gradients_may_be_accumulated_by_hand():
+    _, net, optimizer, batches = start(loss_reduction="sum")
+    total = lambda output, y: functional.cross_entropy(output, y, reduction="sum")  # noqa: E731
+    epoch(net, optimizer, batches, total)
+    wanted = weights(net)
+    _, net, optimizer, batches = start(loss_reduction="sum")
+    for x, y in batches:
+        for part in (slice(0, 4), slice(4, None)):
+            total(net(x[part]), y[part]).backward()
+        optimizer.step()
+    assert close(weights(net), wanted)
+
+
+@pytest.mark.parametrize("size", [40, 7])
+def test_a_step_function_trains_the_same(size):
+    _, net, optimizer, batches = start(sampling="balls-in-bins")
+    epoch(net, optimizer, batches)
+    engine, other, optimizer, batches = start(sampling="balls-in-bins")
+    step = engine.step_function(lambda x, y: functional.cross_entropy(other(x), y), size=size)
+    for x, y in batches:
+        step(x, y)
+    assert engine.steps_taken == 6
+    assert close(weights(other), weights(net))
+
+
+def test_the_size_of_a_step_function_is_rarely_exceeded():
+    engine, *_ = start(sampling="balls-in-bins")
+    size = usual_size(engine.plan)
+    generator = np.random.default_rng(0)
+    drawn = generator.binomial(engine.plan.num_examples, 1 / 6, 100_000)
+    assert engine.plan.expected_batch < size <= engine.plan.num_examples
+    assert (drawn > size).mean() <= 1e-4
+
+
+def test_work_between_steps_changes_nothing():
+    _, net, optimizer, batches = start()
+    epoch(net, optimizer, batches)
+    wanted = weights(net)
+    engine, net, optimizer, batches = start()
+    for x, y in batches:  # no zero_grad, and an evaluation with gradients in between
+        output = net(x)
+        net.eval()
+        assert net(x).requires_grad
+        net.train()
+        functional.cross_entropy(output, y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            net(x)
+    assert engine.steps_taken == 6
+    assert close(weights(net), wanted)
+
+
+def test_what_is_not_one_batch_is_refused():
+    engine, net, optimizer, batches = start()
+    found = iter(batches)
+    for _ in range(2):
+        x, y = next(found)
+        functional.cross_entropy(net(x), y).backward()
+    with pytest.raises(ValueError, match=r"step 0 must be taken on its own batch"):
+        optimizer.step()
+    x, y = next(iter(batches))
+    for _ in range(2):
+        functional.cross_entropy(net(x), y).backward()
+    with pytest.raises(
+        ValueError, match=r"examples of its batch, each once, but 20 are in the sum"
+    ):
+        optimizer.step()
+    with pytest.raises(ValueError, match=r"each once, but 0 are in the sum"):
+        optimizer.step()
+    assert engine.steps_released == 0
+    epoch(net, optimizer, batches)
+    assert engine.steps_taken == 6
+
+
+def test_frozen_parameters_stay():
+    net = model()
+    net[0].requires_grad_(False)
+    before = net[0].weight.clone()
+    optimizer = torch.optim.SGD(net[3].parameters(), lr=0.1)
+    made = private(PrivacyEngine(key=KEY), net=net, optimizer=optimizer)
+    epoch(*made)
+    assert torch.equal(before, net[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("options", "net", "message"),
+    [
+        ({}, nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), "BatchNorm1d"),
+        ({"batch_first": False}, None, "first dimension"),
+        ({"clipping": "per_layer", "max_grad_norm": [1.0] * 4}, None, "clips all layers together"),
+    ],
+)
+def test_what_it_cannot_take_is_refused_by_name_and_left_to_opacus_by_default(
+    options, net, message
+):
+    net = model() if net is None else net
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=f"'one_pass' cannot take this model: .*{message}"):
+        private(
+            PrivacyEngine(key=KEY), net=net, optimizer=optimizer, grad_sample_mode="one_pass",
+            **options,
+        )  # fmt: skip
+    if "BatchNorm1d" not in message:
+        made = private(PrivacyEngine(key=KEY), net=net, optimizer=optimizer, **options)
+        assert made[0] is not net
+
+
+def test_a_loss_that_is_no_mean_over_examples_is_refused():
+    engine, net, *_ = start()
+    x, y = dataset()[:10]
+
+    def by_weight(x, y):  # as a mean over the tokens of a batch is
+        lengths = 1.0 + x[:, 0].abs()
+        found = functional.cross_entropy(net(x), y, reduction="none")
+        return (lengths * found).sum() / lengths.sum()
+
+    def mean(x, y):
+        return functional.cross_entropy(net(x), y)
+
+    engine.check_loss(mean, x, y)
+    for wrong in (by_weight, lambda x, y: 2.0 * mean(x, y) * len(x)):
+        with pytest.raises(ValueError, match="the loss must be the mean over the examples"):
+            engine.check_loss(wrong, x, y)
+        with pytest.raises(ValueError, match="the loss must be the mean over the examples"):
+            engine.step_function(wrong)(x, y)
+    assert engine.steps_released == 0
+
+
+class TestHuggingFace:
+    """Whole models of Hugging Face, small, against a loop over the examples."""
+
+    @staticmethod
+    def sizes(net, x, loss, clip):
+        params = [p for p in net.parameters() if p.requires_grad]
+        net.eval()  # no dropout: the loop would draw other numbers
+        wanted = clipped_sums(lambda i: loss(net, x[i : i + 1]), params, len(x), clip)
+        clipper = Clipper(net, params, clip)
+        loss(net, x).backward()
+        got = clipper.sums()
+        flat = [torch.cat([g.reshape(-1) for g in some]) for some in (got, wanted)]
+        assert float(flat[1].norm()) > 0.3 * clip
+        assert close(*flat, share=1e-5)
+
+    def test_bert(self):
+        transformers = pytest.importorskip("transformers")
+        torch.manual_seed(0)
+        config = transformers.BertConfig(
+            vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=40, num_labels=3,
+        )  # fmt: skip
+        net = transformers.BertForSequenceClassification(config)
+        x = torch.randint(0, 50, (5, 9))
+        self.sizes(net, x, lambda net, x: functional.cross_entropy(net(x).logits, x[:, 0] % 3), 0.5)
+
+    def test_gpt2(self):
+        transformers = pytest.importorskip("transformers")
+        torch.manual_seed(0)
+        config = transformers.GPT2Config(
+            vocab_size=40, n_positions=16, n_embd=24, n_layer=2, n_head=2
+        )
+        net = transformers.GPT2LMHeadModel(config)
+        x = torch.randint(0, 40, (4, 10))
+
+        def loss(net, x):
+            logits = net(x, use_cache=False).logits
+            return functional.cross_entropy(logits[:, :-1].transpose(1, 2), x[:, 1:])
+
+        self.sizes(net, x, loss, 0.5)
+
+    def test_vision_transformer(self):
+        transformers = pytest.importorskip("transformers")
+        torch.manual_seed(0)
+        config = transformers.ViTConfig(
+            hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=40,
+            image_size=16, patch_size=8, num_labels=3,
+        )  # fmt: skip
+        net = transformers.ViTForImageClassification(config)
+        x = torch.randn(4, 3, 16, 16)
+
+        def loss(net, x):
+            return functional.cross_entropy(net(x).logits, torch.ones(len(x), dtype=torch.long))
+
+        self.sizes(net, x, loss, 0.5)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from corrnoise.planning import Plan
@@ -22,6 +21,8 @@ from corrnoise.torch.clipping.separate import check_loss
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import flattened, local, place
 from corrnoise.torch.processes import Processes
+
+_MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class OnePassSums:
@@ -172,7 +173,7 @@ def objection(module: nn.Module, options: opacus.Options) -> str:
     if len({param.device for param in module.parameters()}) > 1:
         return "all parameters must be on one device"
     for name, part in module.named_modules():
-        if isinstance(part, _BatchNorm):
+        if isinstance(part, _MIXING):
             return (
                 f"{name!r} is a {type(part).__name__}, which mixes the examples of a batch; use "
                 "GroupNorm, or PrivacyEngine.get_compatible_module"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torch.distributed.tensor import DTensor
 
 from corrnoise.torch.clipping.parts import Direct, Factors, Part, bound, together
 from corrnoise.torch.clipping.recorder import Call, Recorder
+
+# Of all tensors in a few launches; torch has no public name for it.
+_add_to_all: Any = torch._foreach_add_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 # A clip factor and its products are rounded too, in float32.
 _DOWN = 1.0 - 2.0**-20
@@ -123,6 +127,7 @@ class Clipper:
         whole = {param: together(some) for param, some in parts.items()}
         small = {param: part for param, part in whole.items() if isinstance(part, Direct)}
         norms = [part.norms() for param, part in whole.items() if param not in small]
+        flat: Direct | None = None
         if small:  # all of them at once
             flat = Direct(torch.cat([part.each().flatten(1) for part in small.values()], 1))
             norms.append(flat.norms())
@@ -131,7 +136,7 @@ class Clipper:
         factor = scale * _DOWN * self._clip_norm / longest
         factors = Factors(factor if self.real is None else factor * self.real)
         found: dict[nn.Parameter, Tensor] = {}
-        if small:
+        if flat is not None:
             sizes = [math.prod(part.each().shape[1:]) for part in small.values()]
             found.update(zip(small, flat.weighted(factors).split(sizes), strict=True))
         for param in [param for param in whole if param not in small]:
@@ -139,7 +144,7 @@ class Clipper:
         views = [self._views[id(param)] for param in found]
         own = [self._own(param, value).reshape(-1) for param, value in found.items()]
         self.begin()
-        torch._foreach_add_(views, own)
+        _add_to_all(views, own)
 
     def _check_outside(self, known: Mapping[int, Tensor]) -> None:
         for param in self._params:

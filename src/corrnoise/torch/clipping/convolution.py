@@ -67,7 +67,7 @@ class Convolution(Part):
 
     def norms(self) -> Norms:
         """For each example, by whichever way is cheaper at these sizes."""
-        if self._left.is_cuda and self._left.dim() == 4:
+        if self._left.is_cuda and self._left.dim() == 4 and gram.has_triton():
             return self._fused()
         rows, columns = self.shape[0] // self._geometry.groups, math.prod(self.shape[1:])
         positions = math.prod(self._left.shape[2:])
@@ -145,7 +145,7 @@ class Convolution(Part):
 
     def _counted(self, squares: Tensor, spread: Tensor) -> Norms:
         both = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-        return Norms(squares, spread, unit(self._left, tf32=both))
+        return Norms(squares, spread, unit(self._left, tf32=bool(both)))
 
     def _pieces(self) -> list[tuple[Tensor, Tensor]] | Any:
         """Gradients and patches of some examples at a time: (examples, groups, ·, positions)."""

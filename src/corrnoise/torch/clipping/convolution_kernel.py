@@ -1,3 +1,4 @@
+# pyright: basic
 """Squared norms of every example's gradient of a convolution's weight, which is never stored.
 
 A program makes one tile of the gradient of one example and group (rows of the weight by channels,

@@ -7,6 +7,7 @@ stores them; both are symmetric, so that half of the tiles is enough.
 from __future__ import annotations
 
 import functools
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         left: (examples, positions, rows).
         right: (examples, positions, columns), of the same type.
     """
-    if left.is_cuda and left.shape[1] >= 32 and _kernel() is not None:
+    if left.is_cuda and left.shape[1] >= 32 and has_triton():
         return _fused(left, right)
     from corrnoise.torch.clipping.parts import product
 
@@ -42,6 +43,8 @@ def norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fused(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    from corrnoise.torch.clipping.gram_kernel import gram
+
     examples, positions, rows = left.shape
     columns = right.shape[2]
     left, right = _rowwise(left), _rowwise(right)
@@ -51,7 +54,7 @@ def _fused(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     one = pairs == 1
     make = torch.empty if one else torch.zeros
     spread = make(examples, pairs, device=left.device, dtype=torch.float32)
-    kernel: Any = _kernel()
+    kernel: Any = gram
     wide = left.dtype == torch.float32
     exact = wide and not torch.backends.cuda.matmul.allow_tf32
     with torch.cuda.device(left.device):
@@ -69,10 +72,6 @@ def _rowwise(factor: Tensor) -> Tensor:
 
 
 @functools.cache
-def _kernel() -> Any:
-    """The kernel, or ``None`` where Triton is missing."""
-    try:
-        from corrnoise.torch.clipping.gram_kernel import gram
-    except ImportError:
-        return None
-    return gram
+def has_triton() -> bool:
+    """Whether kernels can be compiled here."""
+    return find_spec("triton") is not None

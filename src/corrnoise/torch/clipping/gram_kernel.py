@@ -1,3 +1,4 @@
+# pyright: basic
 """The kernel of ``gram``: a program makes one tile of both Gram matrices of one example."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: basic
 """One pass over inputs and gradients of normalisations, for the gradients of scales and biases."""
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from corrnoise.torch.clipping.gram import has_triton
+
 
 def rows(
     inputs: Tensor, grads: Tensor, shape: tuple[int, ...], eps: float, *, centred: bool
@@ -101,10 +103,4 @@ def _fused_channels(
 
 
 def _fits(inputs: Tensor) -> bool:
-    if not inputs.is_cuda or not inputs.numel():
-        return False
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return inputs.is_cuda and inputs.numel() > 0 and has_triton()

@@ -112,7 +112,7 @@ def unit(factor: Tensor, *, tf32: bool) -> float:
 
 def matmul_unit(factor: Tensor) -> float:
     """The unit of matrix products."""
-    return unit(factor, tf32=torch.backends.cuda.matmul.allow_tf32)
+    return unit(factor, tf32=bool(torch.backends.cuda.matmul.allow_tf32))
 
 
 class Part(ABC):

@@ -56,7 +56,7 @@ class Layer:
 
     def _slot(self, name: str) -> tuple[Any, str]:
         path, _, last = name.rpartition(".")
-        return self.module.get_submodule(path)._parameters, last
+        return self.module.get_submodule(path)._parameters, last  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         saved = ctx.saved_tensors
         ctx.pending.complete(saved[: ctx.size], saved[ctx.size :], grads)
         return None, None, None, *grads, *(None for _ in range(ctx.size))
@@ -154,10 +154,11 @@ class Recorder:
         self._separate = not probe  # whether the model was seen to treat examples apart
         self.on_start: Any = lambda: None  # called when the model starts on a batch
         self._token: dict[torch.device, Tensor] = {}
+        # A compiled model must not compile the hooks.
+        self._plain: Any = torch.compiler.disable
+        starts = self._plain(self._starts)
         self._handles: list[Any] = [
-            model.register_forward_pre_hook(
-                torch.compiler.disable(self._starts), with_kwargs=True, prepend=True
-            )
+            model.register_forward_pre_hook(starts, with_kwargs=True, prepend=True)
         ]
         for layer in self.layers:
             self._watch(layer)
@@ -212,8 +213,7 @@ class Recorder:
                 return None
             return self._tapped(layer, (args, kwargs), output)
 
-        # A compiled model must not compile these.
-        early, late = torch.compiler.disable(before), torch.compiler.disable(after)
+        early, late = self._plain(before), self._plain(after)
         module = layer.module
         self._handles += [
             module.register_forward_pre_hook(early, with_kwargs=True),

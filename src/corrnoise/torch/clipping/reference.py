@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ def clipped_sums(
     """
     sums = [torch.zeros_like(param) for param in params]
     for i in range(num_examples):
-        grads = torch.autograd.grad(loss(i), params, allow_unused=True)
+        grads: Any = torch.autograd.grad(loss(i), params, allow_unused=True)
         found = [
             torch.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)
         ]

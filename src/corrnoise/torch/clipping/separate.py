@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ def check_loss(
 
 
 @contextlib.contextmanager
-def _in_evaluation(model: nn.Module) -> Iterator[None]:
+def _in_evaluation(model: nn.Module) -> Generator[None]:
     """Without gradients, dropout and the like, and the warnings about that."""
     modes = [(part, part.training) for part in model.modules()]
     model.eval()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "papers" / "back_to_square_roots" / "figures"
+BENCHMARKS = ROOT / "benchmarks"
 _HELP = re.compile(r"<!-- help:(?P<command>[a-z ]*) -->")
+_STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -23,8 +27,22 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace ``<!-- help: plan -->`` by what ``corrnoise plan --help`` prints."""
+    """Replace ``<!-- help: plan -->`` by what ``corrnoise plan --help`` prints, and so on."""
+    markdown = _STEPS.sub(lambda found: steps(found["file"]), markdown)
     return _HELP.sub(lambda found: f"```text\n{help_of(found['command'].split())}```", markdown)
+
+
+def steps(name: str) -> str:
+    """The table of whole steps that a benchmark has measured."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        from step_table import table
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    found = json.loads((BENCHMARKS / name).read_text())
+    versions = ", ".join(f"{key} {value}" for key, value in found["versions"].items())
+    about = f"{found['machine']}, {versions}, {found['date']}; medians of {found['rounds']} rounds."
+    return f"{table(found)}\n\n{about}"
 
 
 def help_of(command: list[str]) -> str:

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 DEVICE = "cuda:0" if CUDA else "cpu"
 KEY = Key.from_bytes(bytes(range(200, 232)))
 STREAM = NoiseStream(KEY, stream=2**31 + 5)
-TUNING = Tuning() if CUDA else Tuning(block=128, fast=False)
+TUNING = Tuning() if CUDA else Tuning(block=128, num_warps=4, fast=False)
 N = 5
 WORKLOAD = cn.workloads.prefix_sum(N)
 PART = cn.Participation(N, 2, 2)

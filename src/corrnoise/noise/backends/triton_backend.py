@@ -41,7 +41,8 @@ class Tuning:
     """How the kernels are laid out; every choice gives the same words.
 
     Attributes:
-        block: ChaCha blocks of one program, a power of 2 of at least 32.
+        block: ChaCha blocks of one program, a power of 2 of at least 32. With 32, one warp meets
+            the tail alone, and no threads wait for others.
         num_warps: warps of one program; block / (32·num_warps) blocks for each thread.
         fast: whether logarithm, root, sine and cosine use the special-function unit.
         registers: the most registers of a thread in ``add_weighted``, for each block of the thread,
@@ -50,8 +51,8 @@ class Tuning:
             functions have no limit.
     """
 
-    block: int = 128
-    num_warps: int = 4
+    block: int = 32
+    num_warps: int = 1
     fast: bool = True
     registers: int | None = 56
 

@@ -97,18 +97,16 @@ def test_epsilon_of_many_bins_does_not_hang_on_the_seed(seed):
 
 def test_no_price_is_above_the_bound_without_sampling():
     """Few draws for many bins: the certificate is worse than the bound, which is taken."""
-    part = cn.Participation(120, 60, 2)
-    m = cn.mechanisms.bisr(cn.workloads.prefix_sum(120), num_bands=2)
+    part = cn.Participation(60, 60, 1)
+    m = cn.mechanisms.bisr(cn.workloads.prefix_sum(60), num_bands=2)
     options = {"sampling": "balls-in-bins", "samples": 1_000}
     sure = certificates.sure_noise(m.bins(60), 1.0, 1e-6)
     c = cn.calibrate(m, part, epsilon=1.0, delta=1e-6, **options)
     assert (c.kind, c.noise_multiplier) == ("bound", sure)
     assert sure < 0.5 * cn.calibrate(m, part, epsilon=1.0, delta=1e-6).noise_multiplier
-    back = cn.account(m, part, noise_multiplier=sure, delta=1e-6, **options)
-    assert back.epsilon <= 1.0 * (1 + 1e-3)
     assert cn.account(m, part, noise_multiplier=sure, epsilon=1.0, **options).delta <= 1e-6
-    early = certificates.sure_epsilon(m.first(90).bins(60), sure, 1e-6)
-    assert c.spent(90, samples=1_000) <= early
+    early = certificates.sure_epsilon(m.first(30).bins(60), sure, 1e-6)
+    assert c.spent(30, samples=1_000) <= early
 
 
 def test_a_confirmation_widens_and_does_not_fall_to_the_bound(monkeypatch):

@@ -29,7 +29,8 @@ is added, P_j being Q weighted by Y_j; for adding, a Y_j > T is replaced by T. T
 product of Fourier transforms, tilted by e^{λs} so that δ has a small relative error however small
 it is. The transforms' rounding errors are bounded and added. Sums beyond the period of the
 transform appear at smaller values; their mass is bounded by Markov's inequality and added for
-removing, and for adding they can only raise δ.
+removing; for adding, a sum beyond the period is worth no more than one at the period, which is
+added.
 
 One evaluation takes some milliseconds, whatever the number of bins is.
 """
@@ -58,7 +59,8 @@ _MOST_TILT = 600.0
 # The rounding error of a transform, root mean square, is at most log2(size) = 17 times 2.2e-16
 # of the norm of its input; that of all other arithmetic, relative, is far below the second number.
 _TRANSFORM, _ARITHMETIC = 4e-15, 1e-6
-# The part of the tilt with the least rounding errors that is used; see ``_tilted``.
+# The part of the tilt with the least rounding errors that is used for removing: sums beyond the
+# period count e^{λ·period} times.
 _EASE = 0.65
 # Beyond this ε numbers would overflow.
 _LARGEST_EPSILON = 500.0
@@ -138,7 +140,8 @@ def _remove(groups: Groups, common: float, epsilon: float, reach: float, points:
     cut = sum(count * (law.beyond + law.weighted_beyond / b) for law, count in laws)
     values, sums = _values(reach, points)
     worth = _call(sums, common)
-    tilt, log_total, tilted = _tilted(laws, values, worth, (0.0, _MOST_TILT / reach))
+    bounds = (0.0, _MOST_TILT / reach)
+    tilt, log_total, tilted = _tilted(laws, values, worth, bounds, _EASE)
     transforms = [np.fft.rfft(mass, sums.size) for mass, _ in tilted]
     # Under P one of the b variables is weighted by its value.
     law, least = np.zeros_like(transforms[0]), np.ones(transforms[0].size)
@@ -168,7 +171,8 @@ def _add(groups: Groups, common: float, epsilon: float, reach: float, points: in
         law.mass[-1] += law.beyond
     values, sums = _values(reach, points)
     worth = _put(sums, common)
-    tilt, log_total, tilted = _tilted(laws, values, worth, (-_MOST_TILT / reach, 0.0))
+    bounds = (-_MOST_TILT / reach, 0.0)
+    tilt, log_total, tilted = _tilted(laws, values, worth, bounds, 1.0)
     law = np.ones(sums.size // 2 + 1, dtype=complex)
     least = np.ones(law.size)
     for mass, count in tilted:
@@ -178,7 +182,9 @@ def _add(groups: Groups, common: float, epsilon: float, reach: float, points: in
     size = max(float(np.linalg.norm(mass)) for mass, _ in tilted)
     error = _TRANSFORM * (b + 1.0) * size * math.sqrt(float(np.mean(least**2)))
     worth = _scaled(worth, log_total - tilt * sums)
-    return _rounded_up(_sum(law, worth, error))
+    # A sum beyond the period, which is more than 1, is worth no more than one at the period.
+    beyond = float(_put(np.array([2.0 * reach]), common)[0])
+    return _rounded_up(_sum(law, worth, error) + beyond)
 
 
 class _Law(NamedTuple):
@@ -224,30 +230,38 @@ def _values(reach: float, points: int) -> tuple[Array, Array]:
 
 
 def _tilted(
-    laws: list[tuple[_Law, int]], values: Array, worth: Array, bounds: tuple[float, float]
+    laws: list[tuple[_Law, int]],
+    values: Array,
+    worth: Array,
+    bounds: tuple[float, float],
+    part: float,
 ) -> tuple[float, float, list[tuple[Array, int]]]:
     """λ, the logarithm of the total mass under e^{λs}, and the laws so tilted, of mass 1.
 
     The result does not depend on λ but for rounding errors, which grow with the total mass times
-    the sum of e^{-λs}·``worth``; λ makes this product small, and is then reduced, as sums that are
-    beyond the period count e^{λ·period} times.
+    the sum of e^{-λs}·``worth``. A ``part`` of the λ that makes this product smallest is taken.
     """
     from scipy.optimize import minimize_scalar
 
-    # A part of the grid is enough to choose λ.
-    some = [(np.add.reduceat(law.mass, _few(law.mass.size)), count) for law, count in laws]
-    places = values[_few(values.size)]
+    # A coarser grid with the same mean is enough to choose λ.
+    few, some = _few(values.size), list[tuple[Array, Array, int]]()
+    for law, count in laws:
+        mass = np.add.reduceat(law.mass, few)
+        centres = np.add.reduceat(law.mass * values, few) / np.maximum(mass, 1e-300)
+        some.append((mass, centres, count))
     ends = np.arange(worth.size) * values[1]
     ends, value = ends[_few(worth.size)], worth[_few(worth.size)]
 
     def exponent(tilt: float) -> float:
-        weights = np.exp(tilt * places)
-        total = sum(count * math.log(float(mass @ weights)) for mass, count in some)
+        total = sum(
+            count * math.log(float(mass @ np.exp(tilt * centres))) for mass, centres, count in some
+        )
         logs = -tilt * ends
-        top = float(np.max(logs))
+        top = float(np.max(logs[value > 0.0]))
+        logs = np.minimum(logs, top)
         return total + top + math.log(max(float(np.exp(logs - top) @ value), 1e-300))
 
-    tilt = _EASE * float(minimize_scalar(exponent, bounds=bounds, method="bounded").x)
+    tilt = part * float(minimize_scalar(exponent, bounds=bounds, method="bounded").x)
     log_total, result = 0.0, list[tuple[Array, int]]()
     for law, count in laws:
         mass = law.mass * np.exp(tilt * values)

@@ -24,8 +24,8 @@ _SURE_TOLERANCE = 1e-4
 MOST_ATTEMPTS = 30
 # The attempt of an account that takes no draws.
 NO_ATTEMPT = -1
-# With these settings the error of ``estimate_noise`` is a fraction of a percent.
-_ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 2_000, 5e-4
+# With these settings the standard error of ``estimate_noise`` is about half a percent.
+_ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 4_000, 5e-4
 # The limits of the number of draws; with the largest one a certificate takes minutes.
 _LEAST_SAMPLES, _MOST_SAMPLES = 1_000, 100_000_000
 # The last part of the seed of each direction.
@@ -141,7 +141,17 @@ def sure_noise(bins: Bins, epsilon: float, delta: float) -> float:
     plain = gaussian.noise_multiplier(epsilon, delta, bins.longest)
     if bins.every_square.size == 1:
         return plain
-    return _least(lambda x: renyi.delta_bound(bins, x, epsilon), delta, 1e-3 * plain, plain)
+    low = 1e-3 * plain
+    b = bins.every_square.size
+    if b * delta < 1.0:
+        # One bin has a weight of 1/b in the mixture, so no less noise is private.
+        low = min(bins.longest / gaussian.mu(epsilon + math.log(b), b * delta), plain)
+    # From below: with very much noise the grid of the bound is too coarse, and it is loose again.
+    step = 0.05
+    while low < plain and renyi.delta_bound(bins, low, epsilon) > delta:
+        low, step = low * math.exp(step), 2.0 * step
+    top = min(low, plain)
+    return _least(lambda x: renyi.delta_bound(bins, x, epsilon), delta, 1e-3 * plain, top)
 
 
 def sure_epsilon(bins: Bins, sigma: float, delta: float) -> float:

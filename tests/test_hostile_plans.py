@@ -37,7 +37,7 @@ def honest(name):
     if name == "cyclic-poisson":
         more |= {"mechanisms": ["bsr"], "memory": None}
     if name == "balls-in-bins":
-        more |= {"mechanisms": ["bisr", "band_inv_mf"], "samples": 2000}
+        more |= {"mechanisms": ["bisr", "band_inv_mf"], "samples": 10_000}
     return cn.plan(**RUN | more)
 
 
@@ -157,7 +157,7 @@ def test_a_later_attempt_is_verified_too():
     """The draws of every attempt can be repeated, and count with their failure probability."""
     found = set()
     part = cn.Participation(18, 6, 3)
-    m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(18))
+    m = cn.mechanisms.bisr(cn.workloads.prefix_sum(18), num_bands=2)
     for seed in range(4):
         budget = {"epsilon": 1.0, "delta": 1e-6, "samples": 20_000, "seed": seed}
         c = cn.calibrate(m, part, sampling="balls-in-bins", **budget)
@@ -173,20 +173,42 @@ def test_a_later_attempt_is_verified_too():
 
 
 def test_a_certificate_of_adding_an_example_is_verified():
-    """One step in two bins with much noise: adding is the worse direction."""
+    """Two steps in two bins with much noise: adding is the worse direction."""
     part = cn.Participation(2, 2, 1)
-    m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(2))
+    m = cn.mechanisms.bisr(cn.workloads.prefix_sum(2), num_bands=2)
     directions = set()
     for noise in (0.3, 0.6, 1.0, 3.0):
         for epsilon in (0.0, 0.01, 0.3):
             c = cn.account(
                 m, part, noise_multiplier=noise, epsilon=epsilon, sampling="balls-in-bins",
-                samples=2000,
+                samples=200_000,
             )  # fmt: skip
             directions.add(c.estimate.direction if c.estimate else None)
             forget()
             Plan.from_json(Plan(60, 30, c).to_json()).verified()
     assert "add" in directions
+
+
+@pytest.mark.parametrize("bands", [1, 4])
+def test_a_bound_of_balls_in_bins_is_verified_without_draws(monkeypatch, bands):
+    """A price that no draws certify is a bound, and less noise is refused."""
+
+    def drawn(*_, **__):
+        raise AssertionError("draws were taken")
+
+    part = cn.Participation(60, 30, 2)
+    m = cn.mechanisms.bisr(cn.workloads.prefix_sum(60), num_bands=bands)
+    budget = {"epsilon": 0.5, "delta": 1e-7, "sampling": "balls-in-bins", "samples": 1000}
+    c = cn.calibrate(m, part, **budget)
+    assert (c.kind, c.epsilon_without_sampling) == ("bound", 0.5)
+    monkeypatch.setattr(certificates.balls_in_bins, "estimate", drawn)
+    Plan.from_json(Plan(60, 2, c).to_json()).verified()
+    for change in (
+        {"noise_multiplier": 0.995 * c.noise_multiplier}, {"epsilon": 0.49}, {"delta": 0.95e-7},
+        {"kind": "exact"},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"epsilon must be|kind must be"):
+            Plan(60, 2, dataclasses.replace(c, **change)).verified()
 
 
 # What is not a plan
@@ -495,7 +517,7 @@ def test_a_kind_that_claims_more_is_refused():
         ("standard_error", -1.0, "standard_error must be"),
         ("largest", 0.0, "estimate must be what"),
         ("largest", INF, "largest must be"),
-        ("direction", "remove", "estimate must be what"),
+        ("direction", "add", "estimate must be what"),
         ("direction", "both", "direction must be"),
         ("failure_probability", 0.5, "failure_probability must be at least the certificate's 2"),
         ("failure_probability", 1e-300, "epsilon must be what|estimate must be"),
@@ -624,8 +646,8 @@ def test_a_plan_of_this_process_needs_no_draws(monkeypatch):
         raise AssertionError("draws were taken")
 
     c = cn.calibrate(
-        cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(18)), cn.Participation(18, 6, 3),
-        epsilon=2, delta=1e-4, sampling="balls-in-bins", samples=1000,
+        cn.mechanisms.bisr(cn.workloads.prefix_sum(18), num_bands=2), cn.Participation(18, 6, 3),
+        epsilon=2, delta=1e-4, sampling="balls-in-bins", samples=20_000,
     )  # fmt: skip
     plan = Plan(60, 10, c)
     monkeypatch.setattr(certificates.balls_in_bins, "estimate", drawn)
@@ -655,7 +677,7 @@ def test_a_changed_copy_is_not_trusted():
 def test_an_estimate_says_how_to_repeat_it():
     found = honest(CERTIFIED).calibration.estimate
     draws = Draws.repeating(found, 1e-3, None)
-    assert (draws.samples, draws.seed, draws.attempt) == (2000, 0, found.attempt)
+    assert (draws.samples, draws.seed, draws.attempt) == (10_000, 0, found.attempt)
     with pytest.raises(ValueError, match="seed must be recorded"):
         Draws.repeating(Estimate(0.1, 0.01, 1e-9, 1000, 1.0), 1e-3, None)
 

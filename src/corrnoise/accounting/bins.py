@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -29,17 +30,36 @@ class Bins:
         by_lag: the largest ⟨m_j, m_{j+l}⟩ over j, for every l.
         mean_square: ‖m̄‖² of the average m̄ of the m_j.
         inner_with_mean: ⟨m_j, m̄⟩ for every j.
+        every_square: ``squares`` of all bins, before any were left out, without rounding errors.
+        every_lag: ``by_lag`` of all bins, or more, without rounding errors.
     """
 
-    def __init__(self, gram: Array) -> None:
+    def __init__(
+        self, gram: Array, every_square: Array | None = None, every_lag: Array | None = None
+    ) -> None:
         self.gram = gram
         self.num_bins = len(gram)
         self.squares = np.diag(gram).copy()
         self.by_lag = np.array([np.max(np.diag(gram, lag)) for lag in range(len(gram))])
         self.mean_square = float(np.mean(gram))
         self.inner_with_mean = np.mean(gram, axis=1)
-        values, vectors = np.linalg.eigh(gram)
-        self._root = (vectors * np.sqrt(np.maximum(values, 0.0))).T
+        squares = self.squares if every_square is None else every_square
+        lags = self.by_lag if every_lag is None else every_lag
+        unit = _ROUNDING * float(np.max(squares))
+        self.every_square = np.ceil(squares / unit - 0.5) * unit
+        self.every_lag = np.where(lags <= unit, 0.0, lags)
+
+    @cached_property
+    def _root(self) -> Array:
+        # The symmetric root is unique. Eigenvectors are not where eigenvalues repeat: they, and
+        # with them the draws, would differ between processors.
+        values, vectors = np.linalg.eigh(self.gram)
+        return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+
+    @property
+    def orthogonal(self) -> bool:
+        """Whether different means are orthogonal, as those of DP-SGD are."""
+        return not np.any(self.every_lag[1:])
 
     @property
     def longest(self) -> float:
@@ -57,24 +77,51 @@ def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:
     m_0 = C(1 + x^b + x^{2b} + …) =: s, and m_j is s delayed by j and cut at n, so
     ⟨m_j, m_l⟩ = Σ_{u<n-l} s_u s_{u+l-j} for j ≤ l: O(n log n + b²), and no n×b matrix.
 
-    More than 1000 bins are thinned out to every w-th: P is the average over r of the mixtures P_r
-    of the bins r, r+w, r+2w, …; divergences are jointly convex; and (P_r, Q) is (P_0, Q) with r
-    coordinates dropped and r coordinates of pure noise put in front. So δ(P, Q) ≤ δ(P_0, Q), and
-    the same holds for (Q, P): a δ computed from the bins 0, w, 2w, … is an upper bound.
+    More than 1000 bins are thinned out to every w-th. P is the average over r of the mixtures P_r
+    of the bins r, r+w, r+2w, …, each weighted by its number of bins, and divergences are jointly
+    convex.
+
+    * If w divides b, (P_r, Q) is (P_0, Q) with r coordinates dropped and r coordinates of pure
+      noise put in front. So δ(P, Q) ≤ δ(P_0, Q), and the same holds for (Q, P): a δ computed from
+      the bins 0, w, 2w, … is an upper bound.
+    * Otherwise some P_r have m = ⌊b/w⌋ bins and others m+1. A mixture of m+1 bins is the average of
+      the m+1 mixtures that leave out one of them, so P is an average of mixtures of m bins whose
+      j-th bin is at jw or later, and whose distances are those of 0, w, 2w, … or, across the bin
+      that is left out, w more. Where the greater distance has the greater inner product, that one
+      is taken. The Gram matrix so made is nowhere smaller than any of theirs, and δ grows with
+      every entry of it (the comparison in ``allocation``). If it is not positive semidefinite, its
+      diagonal is raised until it is.
     """
     n, b = strategy_coef.size, num_bins
     s = first_mean(strategy_coef, b)
     stride = -(-b // _MOST)
     lags = np.arange(0, b, stride)
-    first = _fitted(toeplitz.lag_products(s, s, min(b, n)), b)[lags]
+    every_lag = _fitted(toeplitz.lag_products(s, s, min(b, n)), b)
     # Each row is the previous one, delayed, minus the terms that fall off the end.
     ends = _fitted(s[::-1], max(b + stride, n))
     lost = np.stack([ends[lags + i] for i in range(stride)])  # lost[i, j] = s_{n-1-jw-i}
     gram = np.zeros((lags.size, lags.size))
-    gram[0] = first
+    gram[0] = every_lag[lags]
     for j in range(1, lags.size):
         gram[j, j:] = gram[j - 1, j - 1 : -1] - lost[:, j - 1] @ lost[:, j - 1 : -1]
-    return Bins(gram + np.triu(gram, 1).T)
+    every_square = every_lag[0] - np.concatenate([[0.0], np.cumsum(ends[: b - 1] ** 2)])
+    if b % stride:
+        gram = _with_one_left_out(gram)
+    return Bins(gram + np.triu(gram, 1).T, np.maximum(every_square, 0.0), every_lag)
+
+
+def _with_one_left_out(gram: Array) -> Array:
+    """The upper triangle of ``toeplitz_bins`` for m bins, from that of m+1."""
+    m = len(gram) - 1
+    farther = np.zeros((m, m))
+    farther[0, :] = gram[0, 1:]
+    farther[1:, :] = gram[: m - 1, :m]
+    np.fill_diagonal(farther, 0.0)
+    result = np.triu(np.maximum(gram[:m, :m], farther))
+    if not np.array_equal(result, np.triu(gram[:m, :m])):
+        least = float(np.linalg.eigvalsh(result, "U")[0])
+        result[np.diag_indices(m)] += max(0.0, -least)
+    return result
 
 
 def objection(least_entry: float, participation: Participation) -> str:

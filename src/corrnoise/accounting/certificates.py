@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,9 +18,14 @@ from corrnoise.accounting.bins import Bins
 # The margin that a search leaves for its confirmation, relative to noise or ε, and its tolerance.
 _ROOM = 2e-4
 _SEARCH_TOLERANCE = _ROOM / 4
+_WIDER = 3.0
+# The relative width of the bracket that a search with no draws ends with.
+_SURE_TOLERANCE = 1e-4
 MOST_ATTEMPTS = 30
-# With these settings the error of ``estimate_noise`` is a fraction of a percent.
-_ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 2_000, 5e-4
+# The attempt of an account that takes no draws.
+NO_ATTEMPT = -1
+# With these settings the standard error of ``estimate_noise`` is about half a percent.
+_ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 4_000, 5e-4
 # The limits of the number of draws; with the largest one a certificate takes minutes.
 _LEAST_SAMPLES, _MOST_SAMPLES = 1_000, 100_000_000
 # The last part of the seed of each direction.
@@ -39,7 +45,7 @@ class Draws:
         samples: the number of draws; ``None`` to choose it from the number of bins.
         seed: their seed.
         progress: called during a certificate.
-        attempt: the confirmation whose draws ``certified_delta`` takes.
+        attempt: the confirmation whose draws ``certified_delta`` takes, or ``NO_ATTEMPT``.
         enough: a δ below which ``certified_delta`` looks for no smaller one; 0 except to verify.
     """
 
@@ -85,10 +91,14 @@ def certified_noise(
 ) -> tuple[float, Estimate | None]:
     """The least noise that draws certify for (ε, δ), and the estimate that certifies it.
 
-    Where no draws certify less, it is the noise of the unamplified Gaussian, without an estimate.
+    Where draws certify no less than ``sure_noise``, it is that, without an estimate. Orthogonal
+    means need no draws: the bound is tight.
     """
+    most = sure_noise(bins, epsilon, delta)
+    if bins.orthogonal:
+        return most, None
     search = Search(bins, delta, draws)
-    start, most = _promising_noise(search, epsilon, _SEARCH_TOLERANCE)
+    start = _promising_noise(search, epsilon, most, _SEARCH_TOLERANCE)
     return search.confirm(start, most, lambda sigma: (sigma, epsilon))
 
 
@@ -96,7 +106,9 @@ def certified_epsilon(
     bins: Bins, sigma: float, delta: float, draws: Draws
 ) -> tuple[float, Estimate | None]:
     """The least ε that draws certify at this noise and δ, as in ``certified_noise``."""
-    most = gaussian.epsilon(delta, bins.longest / sigma)
+    most = sure_epsilon(bins, sigma, delta)
+    if bins.orthogonal:
+        return most, None
     search = Search(bins, delta, draws)
     start = bisect(lambda x: search.promising(sigma, x), 0.0, most, _SEARCH_TOLERANCE)
     return search.confirm(start, most, lambda epsilon: (sigma, epsilon))
@@ -106,7 +118,9 @@ def certified_delta(
     bins: Bins, sigma: float, epsilon: float, draws: Draws
 ) -> tuple[float, Estimate | None]:
     """The least δ that draws certify at this noise and ε, as in ``certified_noise``."""
-    most = gaussian.delta(epsilon, bins.longest / sigma)
+    most = renyi.delta_bound(bins, sigma, epsilon)
+    if bins.orthogonal or draws.attempt == NO_ATTEMPT:
+        return max(most, draws.enough), None
     return Search(bins, 0.0, draws).least_delta(sigma, epsilon, most)
 
 
@@ -115,23 +129,71 @@ def estimate_noise(bins: Bins, epsilon: float, delta: float, draws: Draws) -> fl
 
     It serves to rank mechanisms, in a tenth of the time; it certifies nothing.
     """
+    if bins.orthogonal:
+        return sure_noise(bins, epsilon, delta)
     search = Search(bins, delta, draws, _ESTIMATE_DRAWS)
-    return _promising_noise(search, epsilon, _ESTIMATE_TOLERANCE)[0]
+    most = gaussian.noise_multiplier(epsilon, delta, bins.longest)
+    return _promising_noise(search, epsilon, most, _ESTIMATE_TOLERANCE)
+
+
+def sure_noise(bins: Bins, epsilon: float, delta: float) -> float:
+    """Noise that is (ε, δ)-DP with certainty, with no random draws."""
+    plain = gaussian.noise_multiplier(epsilon, delta, bins.longest)
+    if bins.every_square.size == 1:
+        return plain
+    low = 1e-3 * plain
+    b = bins.every_square.size
+    if b * delta < 1.0:
+        # One bin has a weight of 1/b in the mixture, so no less noise is private.
+        low = min(bins.longest / gaussian.mu(epsilon + math.log(b), b * delta), plain)
+    # From below: with very much noise the grid of the bound is too coarse, and it is loose again.
+    step = 0.05
+    while low < plain and renyi.delta_bound(bins, low, epsilon) > delta:
+        low, step = low * math.exp(step), 2.0 * step
+    top = min(low, plain)
+    return _least(lambda x: renyi.delta_bound(bins, x, epsilon), delta, 1e-3 * plain, top)
 
 
 def sure_epsilon(bins: Bins, sigma: float, delta: float) -> float:
     """An ε that holds at this noise and δ with certainty, with no random draws."""
     plain = gaussian.epsilon(delta, bins.longest / sigma) if delta < 1.0 else 0.0
-    return bisect(lambda x: renyi.delta_bound(bins, sigma, x) <= delta, 0.0, plain, 1e-4)
+    if bins.every_square.size == 1 or renyi.delta_bound(bins, sigma, 0.0) <= delta:
+        return plain if bins.every_square.size == 1 else 0.0
+    return _least(lambda x: renyi.delta_bound(bins, sigma, x), delta, 1e-6 * plain, plain)
 
 
-def _promising_noise(search: Search, epsilon: float, tolerance: float) -> tuple[float, float]:
-    """Noise that is private by an estimate from few draws, and noise that is proven private."""
-    most = gaussian.noise_multiplier(epsilon, search.delta, search.bins.longest)
+def _least(bound: Callable[[float], float], delta: float, low: float, high: float) -> float:
+    """The least x in [low, high] with bound(x) ≤ δ, or a little more; ``high`` is private.
+
+    The root is found in the logarithms, where few evaluations are enough.
+    """
+    from scipy.optimize import brentq
+
+    def excess(log_x: float) -> float:
+        return math.log(max(bound(math.exp(log_x)), 1e-320)) - math.log(delta)
+
+    top, step, least = math.log(high), 0.25, math.log(low)
+    bottom = max(top - step, least)
+    while excess(bottom) <= 0.0:
+        if bottom == least:
+            return low
+        top, step = bottom, 2.0 * step
+        bottom = max(top - step, least)
+    if excess(top) < 0.0:
+        found = float(brentq(excess, bottom, top, xtol=_SURE_TOLERANCE / 2.0))
+        while found < top:
+            found += _SURE_TOLERANCE / 2.0
+            if excess(found) <= 0.0:
+                return min(math.exp(found), high)
+    return math.exp(top) if top < math.log(high) else high
+
+
+def _promising_noise(search: Search, epsilon: float, most: float, tolerance: float) -> float:
+    """Noise that is private by an estimate from few draws; ``most`` is proven to be private."""
     low = most
     while search.promising(low, epsilon) and low > 1e-3 * most:
         low *= 0.8
-    return bisect(lambda x: search.promising(x, epsilon), low, most, tolerance), most
+    return bisect(lambda x: search.promising(x, epsilon), low, most, tolerance)
 
 
 class Search:
@@ -163,12 +225,13 @@ class Search:
     ) -> tuple[float, Estimate | None]:
         """The first value from ``start`` upward that fresh draws certify.
 
-        ``point`` turns a value into (noise, ε). ``most`` needs no certificate: at this value even
-        the unamplified Gaussian is private.
+        ``point`` turns a value into (noise, ε). ``most`` needs no certificate. Each step is three
+        times as wide as the one before, so that ``most`` is reached only where nothing between is
+        certified.
         """
         value = start
         for attempt in range(1, MOST_ATTEMPTS):
-            value *= 1.0 + attempt * _ROOM
+            value *= 1.0 + _ROOM * _WIDER ** (attempt - 1)
             if value >= most:
                 break
             found = self._certificate(*point(value), attempt)
@@ -186,8 +249,6 @@ class Search:
         """
         if self.bins.num_bins == 1:
             return most, None
-        if most <= self.draws.enough:
-            return self.draws.enough, None
         half, attempt = self.draws.failure_probability / 2.0, self.draws.attempt
         worst = self._drawn(sigma, epsilon, "remove", half, attempt)
         least = max(worst.upper, self.draws.enough)
@@ -198,7 +259,8 @@ class Search:
                 worst = add
             bound = min(bound, add.upper)
         least = max(least, bound)
-        return (least, replace(worst, attempt=0)) if least < most else (most, None)
+        repeats = self.draws.enough > 0.0
+        return (least, replace(worst, attempt=0)) if least < most or repeats else (most, None)
 
     def _certificate(self, sigma: float, epsilon: float, attempt: int) -> Estimate:
         """The estimate of the worse direction, from draws that are used for nothing else."""

@@ -35,7 +35,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise.accounting import gaussian
+from corrnoise.accounting import allocation, gaussian
 from corrnoise.accounting.balls_in_bins import add_bound
 from corrnoise.accounting.bins import Bins
 
@@ -54,8 +54,13 @@ def delta_bound(bins: Bins, sigma: float, epsilon: float) -> float:
     O(b⁴) for b up to 200, O(b³) for b up to 1000, O(b²) for more.
     """
     plain = gaussian.delta(epsilon, bins.longest / sigma)
-    remove = min(plain, _exact_orders(bins, sigma, epsilon), _all_orders(bins, sigma, epsilon))
-    add = min(plain, add_bound(bins, sigma, epsilon))
+    if bins.every_square.size == 1:
+        return plain
+    both = min(plain, allocation.delta_bound(bins, sigma, epsilon))
+    if bins.orthogonal:
+        return both
+    remove = min(both, _exact_orders(bins, sigma, epsilon), _all_orders(bins, sigma, epsilon))
+    add = min(both, add_bound(bins, sigma, epsilon))
     return max(remove, add)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from corrnoise import _progress
 from corrnoise._progress import Progress
-from corrnoise.accounting import Draws, Estimate, gaussian
+from corrnoise.accounting import Draws, Estimate, certificates, gaussian
 from corrnoise.planning.plans import Plan
 from corrnoise.samplings import Calibration, require
 
@@ -30,7 +30,7 @@ _ROUNDING = 1e-9
 # The relative excess of δ beyond which ε is a bound, and not the exact cost.
 _EXACT = 1e-6
 _AGAIN = "make a new plan with corrnoise.plan, or price this noise with corrnoise.account"
-# The settings of an account of a plan that records no draws: nothing that they certify counts.
+# The settings of an account that takes no draws.
 _UNRECORDED = (1e-9, 1_000, 0)
 # The plans that were verified here, by identity: none of them is verified twice.
 _VERIFIED: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
@@ -50,7 +50,7 @@ def verify(plan: Plan, progress: Progress | bool | None = None) -> None:
             _check_delta(stated, found.delta)
             _check_kind(stated, found)
             _check_certificate(stated, found)
-            _check_certain_epsilon(stated, found)
+            _check_certain_epsilon(stated)
         except ArithmeticError as problem:
             raise ValueError(
                 f"noise_multiplier must be one that can be priced, got "
@@ -81,7 +81,7 @@ def _priced_again(stated: Calibration, progress: Progress | None) -> Calibration
     """The δ of the stated noise at the stated ε, or a δ that is at most the stated one."""
     recorded = stated.estimate
     if recorded is None:
-        draws = Draws(*_UNRECORDED, progress=None, enough=stated.delta)
+        draws = Draws(*_UNRECORDED, None, certificates.NO_ATTEMPT, stated.delta)
     else:
         draws = Draws.repeating(recorded, stated.delta, progress)
     return stated.sampling.account(
@@ -141,21 +141,22 @@ def _check_failure_probability(plan: Plan) -> None:
         )
 
 
-def _check_certain_epsilon(stated: Calibration, found: Calibration) -> None:
+def _check_certain_epsilon(stated: Calibration) -> None:
     """Refuse an ε without failure probability that is below what the noise gives."""
-    claimed, certain = stated.epsilon_without_sampling, found.epsilon_without_sampling
-    if certain is None:
-        certain = stated.epsilon
-    if claimed is None or claimed >= certain * (1.0 - _ROUNDING):
+    claimed = stated.epsilon_without_sampling
+    if claimed is None or (stated.estimate is None and claimed >= stated.epsilon):
         return
     part = stated.participation
     delta = stated.sampling.delta(
         stated.mechanism, part, stated.noise_multiplier, claimed, part.num_steps
     )
     if not delta <= stated.delta * (1.0 + _ROUNDING):
+        rule = "more, to hold at this noise with certainty"
+        if stated.estimate is None:
+            rule = f"at least {stated.epsilon:.6g} at this noise"
         raise ValueError(
-            f"epsilon_without_sampling must be at least {certain:.6g} at this noise, got "
-            f"{claimed:.6g}; {_AGAIN}"
+            f"epsilon_without_sampling must be {rule}, got {claimed:.6g}, where the bound of delta "
+            f"is {delta:.6g}; {_AGAIN}"
         )
 
 

@@ -25,6 +25,8 @@ from corrnoise.workloads import Workload
 class BallsInBins(Sampling):
     r"""Balls-in-bins, certified by importance sampling (``corrnoise.accounting.balls_in_bins``).
 
+    Where a bound with no random draws (``corrnoise.accounting.renyi``) is better, it is used.
+
     Valid for C ≥ 0 where every bin is used as often as the steps allow. The bins of the batches
     are uniform up to a statistical distance of b/2^64 for each example.
 
@@ -62,7 +64,7 @@ class BallsInBins(Sampling):
         epsilon: float,
         num_steps: int,
     ) -> float:
-        """A bound by Rényi divergences, with no random draws; looser than a certificate."""
+        """A bound with no random draws; tight for DP-SGD, else mostly looser than a certificate."""
         found = _bins(mechanism, participation, num_steps)
         return renyi.delta_bound(found, noise_multiplier, epsilon)
 
@@ -74,7 +76,7 @@ class BallsInBins(Sampling):
         delta: float,
         draws: Draws,
     ) -> Calibration:
-        """The least noise that draws certify."""
+        """The least noise that draws certify, or that of ``delta`` where it is less."""
         means = mechanism.bins(participation.min_sep)
         sigma, found = certificates.certified_noise(means, epsilon, delta, draws)
         return self._priced(mechanism, participation, means, sigma, epsilon, delta, draws, found)
@@ -89,7 +91,7 @@ class BallsInBins(Sampling):
         delta: float | None,
         draws: Draws,
     ) -> Calibration:
-        """The ε or the δ that draws certify."""
+        """The ε or the δ that draws certify, or that of ``delta`` where it is less."""
         means, sigma = mechanism.bins(participation.min_sep), noise_multiplier
         if epsilon is None:
             assert delta is not None
@@ -100,7 +102,7 @@ class BallsInBins(Sampling):
         return self._priced(mechanism, participation, means, sigma, epsilon, delta, draws, found)
 
     def spent(self, whole: Calibration, steps_taken: int, draws: Draws) -> float:
-        """The ε of the first steps, certified by separate draws."""
+        """The ε of the first steps, certified by separate draws or that of ``delta``."""
         means = _bins(whole.mechanism, whole.participation, steps_taken)
         sigma, delta = whole.noise_multiplier, whole.delta
         return certificates.certified_epsilon(means, sigma, delta, draws)[0]
@@ -161,6 +163,8 @@ class BallsInBins(Sampling):
         kind: Literal["exact", "bound", "certified"] = "certified" if found else "bound"
         if means.num_bins == 1:
             kind = "exact"
+        # An account that verifies a plan evaluates the plan's own ε instead of a search for one.
+        search = found is not None and not draws.enough
         return Calibration(
             mechanism,
             participation,
@@ -170,7 +174,7 @@ class BallsInBins(Sampling):
             delta,
             kind,
             draws.failure_probability if found else 0.0,
-            certificates.sure_epsilon(means, sigma, delta),
+            certificates.sure_epsilon(means, sigma, delta) if search else epsilon,
             found,
         )
 

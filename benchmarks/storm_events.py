@@ -292,15 +292,12 @@ class Events:
 
     def _fault(self, ways: tuple[str, ...]) -> tuple[Any, Fault, str]:
         """A point and what happens there: of the writers, and of their points, the rarest yet."""
-        every = {
-            writer: [run for run in RUNS if any(w == writer for w, _ in undisturbed(run, 0).points)]
-            for run in RUNS
-            for writer, _ in undisturbed(run, 0).points
-        }
-        writer = self._next(ways, list(every))
-        run = self._dice.choice(every[writer])
-        if run is RUNS[-1] and len(every[writer]) > 1:
-            run = self._run()
+        runs: dict[str, list[Any]] = {}
+        for run in RUNS:
+            for writer in sorted({writer for writer, _ in undisturbed(run, 0).points}):
+                runs.setdefault(writer, []).append(run)
+        writer = self._next(ways, list(runs))
+        run = self._run() if len(runs[writer]) > 1 else runs[writer][0]
         points = undisturbed(run, 0).points
         mine = [
             (number, what, how)

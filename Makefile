@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 
-.PHONY: demo test lint types contracts unit format docs docs-plots bench table digits dist pythons clean
+.PHONY: demo test lint types contracts unit format docs docs-plots bench table digits storm dist pythons clean
 
 # Plan, train on handwritten digits with BISR and with DP-SGD at the same budget, and report.
 demo: $(DEMO)
@@ -58,6 +58,9 @@ digits: $(READY)  ## accuracy at one budget, as printed in the README; about 10 
 bench: $(READY)  ## time and error beside jax-privacy, in an environment of its own under build/
 	$(BIN)/python benchmarks/accountant.py
 	$(BIN)/python benchmarks/run.py
+
+storm: $(READY)  ## kills, full disks, damage: the counts in docs/guarantee.md; 20 minutes
+	$(BIN)/python benchmarks/storm.py --minutes 20 --seed 2026 --json benchmarks/storm.json
 
 dist:  ## the source archive and the wheel, in dist/, with the wheel checked in a fresh environment
 	$(PYTHON) tools/dist.py

@@ -1,8 +1,9 @@
-"""What MkDocs asks for while it builds: the help of the commands, and the paper's figures."""
+"""What MkDocs asks for while it builds: help of commands, counts of the storm, paper's figures."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import re
@@ -15,6 +16,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "papers" / "back_to_square_roots" / "figures"
 BENCHMARKS = ROOT / "benchmarks"
+STORM = ROOT / "benchmarks" / "storm.json"
 _HELP = re.compile(r"<!-- help:(?P<command>[a-z ]*) -->")
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 
@@ -27,7 +29,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace ``<!-- help: plan -->`` by what ``corrnoise plan --help`` prints, and so on."""
+    """Replace ``<!-- help: plan -->`` by what ``corrnoise plan --help`` prints.
+
+    And ``<!-- storm -->`` and ``<!-- steps: FILE -->`` by what those benchmarks have measured.
+    """
+    if "<!-- storm -->" in markdown:
+        markdown = markdown.replace("<!-- storm -->", storm_counts())
     markdown = _STEPS.sub(lambda found: steps(found["file"]), markdown)
     return _HELP.sub(lambda found: f"```text\n{help_of(found['command'].split())}```", markdown)
 
@@ -43,6 +50,17 @@ def steps(name: str) -> str:
     versions = ", ".join(f"{key} {value}" for key, value in found["versions"].items())
     about = f"{found['machine']}, {versions}, {found['date']}; medians of {found['rounds']} rounds."
     return f"{table(found)}\n\n{about}"
+
+
+def storm_counts() -> str:
+    """The table of the storm, and where and when it was counted."""
+    spec = importlib.util.spec_from_file_location("storm", STORM.with_suffix(".py"))
+    assert spec is not None
+    assert spec.loader is not None
+    storm = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(storm)
+    result = json.loads(STORM.read_text(encoding="utf-8"))
+    return f"{storm.table(result)}\n\n{storm.summary(result)}"
 
 
 def help_of(command: list[str]) -> str:

@@ -216,6 +216,19 @@ def test_the_help_of_every_command_is_on_its_page(site):
         assert f"Usage: corrnoise {name} [OPTIONS]" in text, name
 
 
+def test_the_counts_of_the_storm_are_on_its_page(site):
+    text = (site / "guarantee.html").read_text(encoding="utf-8")
+    storm = load("storm", ROOT / "benchmarks" / "storm.py")
+    result = json.loads((ROOT / "benchmarks" / "storm.json").read_text())
+    assert {row["kind"] for row in result["rows"]} == set(storm.KINDS)
+    for row in result["rows"]:
+        assert row["wrong"] == 0
+        cells = [storm.KINDS[row["kind"]], *(f"{row[name]:,}" for name in ("events", *storm.ENDS))]
+        found = r"\s*".join(f"<td[^>]*>{re.escape(cell)}</td>" for cell in cells)
+        assert re.search(found, text), row
+    assert storm.summary(result) in text
+
+
 def test_every_public_name_is_in_the_reference(site):
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html")}
     text = "".join(pages.values())

@@ -81,6 +81,54 @@ def test_the_previous_file_is_kept(tmp_path):
             only(tmp_path, "file", "file.previous")
 
 
+def test_the_previous_file_may_be_the_same_one(tmp_path):
+    """As after a kill between the two renames."""
+    path, previous = tmp_path / "file", tmp_path / "file.previous"
+    path.write_bytes(b"old")
+    os.link(path, previous)
+    with _files.replacing(path, previous=previous) as file:
+        file.write(b"new")
+    assert (path.read_bytes(), previous.read_bytes()) == (b"new", b"old")
+    only(tmp_path, "file", "file.previous")
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without a name are Linux's")
+def test_a_kill_inside_the_block_leaves_no_half_of_a_file(tmp_path):
+    """The file that is being written has no name yet."""
+    (tmp_path / "file").write_bytes(b"old")
+    with _files.replacing(tmp_path / "file") as file:
+        file.write(b"half of the ne")
+        file.flush()
+        only(tmp_path, "file")
+
+
+def test_without_files_that_have_no_name_a_temporary_one_is_used(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    _files.create(tmp_path / "secret", b"secret")
+    for number in range(2):
+        with _files.replacing(tmp_path / "file", previous=tmp_path / "previous") as file:
+            file.write(b"%d" % number)
+            assert len(list(tmp_path.iterdir())) == 2 + number
+    assert (tmp_path / "file").read_bytes() == b"1"
+    assert (tmp_path / "previous").read_bytes() == b"0"
+    only(tmp_path, "secret", "file", "previous")
+
+
+@pytest.mark.parametrize("make", [_files.write, _files.create])
+def test_a_full_disk_is_reported_with_the_file(tmp_path, monkeypatch, make):
+    def fail(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=r"No space left on device: '.*name'") as caught:
+        make(tmp_path / "name", b"data")
+    assert caught.value.filename == str(tmp_path / "name")
+    with (tmp_path / "name").open("a+b") as file, pytest.raises(OSError, match=r"device: '.*name'"):
+        _files.append(file, b"data")
+    with pytest.raises(OSError, match=r"device: '.*name'"):
+        _files.extend(tmp_path / "name", b"data")
+
+
 def test_a_failed_replacement_leaves_both_files(tmp_path, monkeypatch):
     path, previous = tmp_path / "file", tmp_path / "previous"
     path.write_bytes(b"old")

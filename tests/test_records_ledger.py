@@ -320,3 +320,46 @@ def test_every_step_counts_where_steps_are_published(tmp_path):
     ledger.publish()
     assert ledger.num_released == 3
     assert len(read_entries(path)) == 4
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_ledger_goes_on_after_an_interrupted_write(tmp_path, monkeypatch, when):
+    """Ctrl-C while an entry is forced to the disk, and the user goes on in the same process."""
+    path, sync = tmp_path / "ledger", os.fsync
+    ledger = Ledger(HEADER, path, KEY)
+    ledger.record(0, "0000")
+
+    def interrupted(handle):
+        if when == "after":
+            sync(handle)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.record(1, "0001")
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"must be open.*new engine"):
+        ledger.record(1, "0001")
+    again = Ledger(HEADER, path, KEY)
+    assert again.num_released == 2
+    for step in range(1, 4):
+        again.record(step, f"{step:04x}")
+    again.close()
+    assert Ledger(HEADER, path, KEY).num_released == 4
+
+
+def test_a_torn_line_after_lost_steps_was_never_released(tmp_path):
+    """Where checkpoints are published, no step may be left whose digest has a known length."""
+    path = tmp_path / "ledger"
+    for _ in range(2):
+        ledger = Ledger(PUBLISHING, path, KEY)
+        ledger.record(0, "0123456789abcdef")
+        ledger.close()
+    whole = path.read_bytes()
+    last = len(whole.splitlines(keepends=True)[-1])
+    for cut in range(2, last):
+        path.write_bytes(whole[:-cut])
+        ledger = Ledger(PUBLISHING, path, KEY)
+        assert ledger.num_released == 0
+        ledger.record(0, "f" * 16)
+        ledger.close()

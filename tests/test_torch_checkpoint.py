@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import io
+import resource
 import stat
 import warnings
+from contextlib import contextmanager, nullcontext
 
 import opacus
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from training import KEY, dataset, loader, model, private, train, weights
 
+from corrnoise import _files
 from corrnoise.records.ledger import read_entries
 from corrnoise.torch import PrivacyEngine, checkpoint
 
@@ -183,6 +186,44 @@ def test_a_failed_save_leaves_the_old_checkpoint(tmp_path, monkeypatch):
         checkpoint.save({"a": KEY}, path)
     assert checkpoint.load(path) == {"a": 1}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.pt"]
+
+
+@contextmanager
+def limited(size):
+    """No file grows beyond this size: a write fails half-way, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000, 100_000, 400_000, 801_000])
+def test_a_full_disk_is_named_in_one_line_and_leaves_the_old_checkpoint(tmp_path, size):
+    """torch's own error for a write that fails has several lines and does not say why."""
+    path = tmp_path / "x.pt"
+    checkpoint.save({"a": 1}, path)
+    data = {"a": torch.zeros(100_000), "b": torch.ones(100_000)}
+    with limited(size), pytest.raises(OSError, match=r"File too large: .*x\.pt") as caught:
+        checkpoint.save(data, path)
+    assert "\n" not in str(caught.value)
+    assert checkpoint.load(path) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.pt"]
+    checkpoint.save(data, path)
+    assert checkpoint.load(path)["b"].sum() == 100_000
+
+
+def test_an_interrupted_save_is_an_interrupt(tmp_path, monkeypatch):
+    class Interrupted(io.BytesIO):
+        def write(self, data):
+            if len(data) > 1000:
+                raise KeyboardInterrupt
+            return super().write(data)
+
+    monkeypatch.setattr(_files, "replacing", lambda *_, **__: nullcontext(Interrupted()))
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save({"a": torch.zeros(1000)}, tmp_path / "x.pt")
 
 
 def test_file_objects_work_as_in_opacus():

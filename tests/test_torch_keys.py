@@ -60,6 +60,46 @@ def test_a_run_that_released_nothing_binds_nobody(tmp_path):
     assert key_use(tmp_path / "run.key").released
 
 
+@pytest.mark.parametrize("left", [0, 20])
+def test_a_process_killed_while_it_begins_anew_does_not_end_the_run(tmp_path, left):
+    """Nothing was released yet: the header is written again, over what the kill has left of it."""
+    begin(tmp_path, steps=0)
+    os.truncate(tmp_path / "run.ledger", left)
+    begin(tmp_path, steps=3)
+    os.truncate(tmp_path / "run.ledger", left)
+    with pytest.raises(ValueError, match="ledger must be the one"):
+        begin(tmp_path)
+
+
+def test_a_key_file_that_names_no_run_is_refused_before_a_step(tmp_path):
+    begin(tmp_path)
+    key, ledger = tmp_path / "run.key", tmp_path / "run.ledger"
+    os.truncate(key, key.read_bytes().index(b"\n") + 1)
+    before = ledger.read_bytes()
+    with pytest.raises(ValueError, match=r"names no run.*pass Key.load"):
+        private(PrivacyEngine(key=key, ledger=ledger))
+    assert ledger.read_bytes() == before
+    engine = PrivacyEngine(key=Key.load(key), ledger=ledger)
+    net, optimizer, batches = private(engine)
+    train(net, optimizer, batches, steps=5)
+    assert engine.steps_released == 5
+
+
+def test_a_key_that_another_process_saved_at_the_same_moment_is_refused(tmp_path, monkeypatch):
+    opened = setup._open_ledger
+
+    def late(*args):
+        book = opened(*args)
+        KEY.save(tmp_path / "run.key", run_id="ab")
+        return book
+
+    monkeypatch.setattr(setup, "_open_ledger", late)
+    with pytest.raises(ValueError, match="another process has begun a run"):
+        begin(tmp_path)
+    monkeypatch.undo()
+    assert begin(tmp_path).key == KEY  # the ledger is free, and the key has its run
+
+
 def test_a_key_object_serves_one_run():
     key = Key.generate()
     setup._RELEASED.clear()

@@ -3,11 +3,12 @@
 The functions in the second half validate what was read from JSON, where every type is possible.
 """
 
+import dataclasses
 import json
 import math
 import numbers
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -143,6 +144,43 @@ def fields(
         if name not in known:
             raise ValueError(f"{what} must have no field {quoted(name)}; this version knows none")
     return found
+
+
+def of_type(what: str, data: object, cls: type[Any]) -> dict[str, Any]:
+    """The fields of a dataclass from a JSON object, each of a type that its annotation names.
+
+    The dataclass must annotate with the names below alone, as strings; a field that has a default
+    may be missing.
+    """
+    known = {field.name: field for field in dataclasses.fields(cls)}
+    required = [name for name, field in known.items() if field.default is dataclasses.MISSING]
+    found = fields(what, data, required, known)
+    for name, value in found.items():
+        wanted = str(known[name].type).split(" | ")
+        if not any(_TYPES[each](value) for each in wanted):
+            rule = " or ".join(_WORDS[each] for each in wanted)
+            raise ValueError(f"{name} of a {what} must be {rule}, got {quoted(value)}")
+    return found
+
+
+_TYPES: dict[str, Callable[[Any], bool]] = {
+    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "float": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "None": lambda value: value is None,
+    "dict[str, str]": lambda value: (
+        isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+    ),
+}
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "true or false",
+    "None": "null",
+    "dict[str, str]": "an object of strings",
+}
 
 
 def text(name: str, value: object) -> str:

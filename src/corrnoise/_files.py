@@ -31,15 +31,16 @@ def replacing(
         mode: the permissions of the new file, before the umask.
     """
     place = Path(path)
-    with _beside(place, mode) as (file, name):
+    with _naming(place), _nameless(place, mode) as (file, name):
         yield file
         _flush(file)
         if previous is not None and place.exists():
             # A link, so that a complete file has the name at every moment.
-            spare = Path(str(name) + ".previous")
-            os.link(place, spare)
-            os.replace(spare, previous)
-        os.replace(name, place)
+            _link_over(place, Path(previous))
+        if isinstance(name, Path):
+            os.replace(name, place)
+        else:
+            _link_over(name, place)
     sync_folder(place.parent)
 
 
@@ -56,7 +57,7 @@ def create(path: str | os.PathLike[str], data: bytes) -> None:
         FileExistsError: the file exists already; it is left unchanged.
     """
     place = Path(path)
-    with _nameless(place) as (file, name):
+    with _naming(place), _nameless(place, 0o600) as (file, name):
         file.write(data)
         _flush(file)
         _link(name, place)
@@ -81,8 +82,15 @@ def open_to_append(path: str | os.PathLike[str]) -> IO[bytes]:
 
 def append(file: IO[bytes], data: bytes) -> None:
     """Write to the end of an open file, and force it to the disk."""
-    file.write(data)
-    _flush(file)
+    with _naming(file.name):
+        file.write(data)
+        _flush(file)
+
+
+def extend(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write to the end of a file, and force it to the disk."""
+    with _naming(path), open_to_append(path) as file:
+        append(file, data)
 
 
 def lock(file: IO[bytes]) -> None:
@@ -103,15 +111,27 @@ def lock(file: IO[bytes]) -> None:
 
 
 @contextmanager
-def _nameless(place: Path) -> Generator[tuple[IO[bytes], str | Path]]:
+def _naming(path: str | os.PathLike[str]) -> Generator[None]:
+    """Name the file in an error of the system that names none, such as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
+@contextmanager
+def _nameless(place: Path, mode: int) -> Generator[tuple[IO[bytes], str | Path]]:
     """A new file with no name in the folder, where the system has such files, and how to link it.
 
-    So that a crash leaves no copy of a secret behind.
+    So that a crash leaves neither a copy of a secret nor half of a large file behind.
     """
     try:
-        handle = os.open(place.parent, os.O_TMPFILE | os.O_RDWR, 0o600)
+        os.stat("/proc/self/fd")
+        handle = os.open(place.parent, os.O_TMPFILE | os.O_RDWR, mode)
     except (AttributeError, OSError):
-        with _beside(place, 0o600) as found:
+        with _beside(place, mode) as found:
             yield found
         return
     with os.fdopen(handle, "w+b") as file:
@@ -121,13 +141,27 @@ def _nameless(place: Path) -> Generator[tuple[IO[bytes], str | Path]]:
 @contextmanager
 def _beside(place: Path, mode: int) -> Generator[tuple[IO[bytes], Path]]:
     """A temporary file in the same folder, which is removed when the block ends."""
-    name = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
+    name = _temporary(place)
     handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), mode)
     try:
         with os.fdopen(handle, "w+b") as file:
             yield file, name
     finally:
         name.unlink(missing_ok=True)
+
+
+def _temporary(place: Path) -> Path:
+    return place.with_name(f".{place.name}.{secrets.token_hex(8)}")
+
+
+def _link_over(name: str | Path, place: Path) -> None:
+    """A hard link that takes the place of any existing file, in one step."""
+    spare = _temporary(place)
+    _link(name, spare)
+    try:
+        os.replace(spare, place)
+    finally:
+        spare.unlink(missing_ok=True)  # it stays where both were the same file already
 
 
 def _link(name: str | Path, place: Path) -> None:

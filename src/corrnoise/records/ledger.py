@@ -24,7 +24,8 @@ import hmac
 import json
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -71,6 +72,7 @@ class Ledger:
         self._key, self._code = key, ""
         self._digests: list[str] = []
         self._published = 0  # of these, how many left the process
+        self._digest_size = 0  # of any step in the file, published or lost
         self._file: IO[bytes] | None = None
         if self.path is not None:
             self._open(self.path)
@@ -89,9 +91,9 @@ class Ledger:
     def publish(self) -> None:
         """Record that all steps so far are about to leave the process, where that releases them."""
         if self.publishes == "checkpoints" and self._published < len(self._digests):
-            if self.path is not None:
+            with self._kept():
                 self._append({"published": len(self._digests)})
-            self._published = len(self._digests)
+                self._published = len(self._digests)
 
     def record(self, step: int, digest: str) -> None:
         """Record that ``step`` is about to be released, or check that it is a repetition.
@@ -112,9 +114,9 @@ class Ledger:
                 f"step must be {len(self._digests)}, the first one that was not released, got "
                 f"{step}; this ledger does not belong to the checkpoint"
             )
-        if self.path is not None:
+        with self._kept():
             self._append({"step": step, "gradient": digest})
-        self._digests.append(digest)
+            self._digests.append(digest)
 
     def close(self) -> None:
         """Let another process have the file; nothing can be recorded any more."""
@@ -126,33 +128,41 @@ class Ledger:
         if getattr(self, "_file", None) is not None:
             self.close()
 
+    @contextmanager
+    def _kept(self) -> Generator[None]:
+        """Keep memory and file together: where the block fails, Ctrl-C included, close the file.
+
+        Whether its entry is on the disk is unknown then; whoever opens the file next will see.
+        """
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                self.close()
+            raise
+
     def _append(self, entry: Mapping[str, Any]) -> None:
+        if self.path is None:
+            return
         if self._file is None:
             raise ValueError(
-                f"the ledger {self.path} must be open; it was closed, a write failed, or this is a "
-                "fork of the process that opened it"
+                f"the ledger {self.path} must be open; it was closed, a write failed or was "
+                "interrupted, or this is a fork of the process that opened it: continue from the "
+                "last checkpoint with a new engine"
             )
         line = _line(entry, self._code, self._key)
-        try:
-            _files.append(self._file, line)
-        except OSError:
-            # What is on the disk is unknown now; the next process will see.
-            self.close()
-            raise
+        _files.append(self._file, line)
         self._code = _code_of(line)
 
     def _open(self, path: Path) -> None:
         fresh = not path.exists()
         self._file = _files.open_to_append(path)
-        try:
+        with self._kept():
             self._lock(path)
             if self._file.seek(0, os.SEEK_END) == 0:
                 self._append(self.header)
             else:
                 self._read(path)
-        except BaseException:
-            self.close()
-            raise
         if fresh:
             _files.sync_folder(path.parent)
 
@@ -205,6 +215,7 @@ class Ledger:
             del self._digests[self._published :]
         elif entry.get("step") == step:
             self._digests.append(entry["gradient"])
+            self._digest_size = len(entry["gradient"])
         else:
             raise ValueError(
                 f"ledger must list every step once, but {path} has {entry.get('step')!r} in "
@@ -239,7 +250,7 @@ class Ledger:
             self._code = _code_of(rest + b"\n")
             _files.append(self._file, b"\n")
             return
-        entry = {"step": len(self._digests), "gradient": "0" * _digest_size(self._digests)}
+        entry = {"step": len(self._digests), "gradient": "0" * self._digest_size}
         longest = len(_line(entry, self._code, self._key))
         if len(rest) + 1 >= longest or self._is_whole(rest[:-1]):
             raise ValueError(
@@ -311,10 +322,6 @@ def _entry(line: bytes, path: Path, number: int) -> dict[str, Any]:
             "released"
         )
     return found
-
-
-def _digest_size(digests: list[str]) -> int:
-    return len(digests[0]) if digests else 0
 
 
 def _short(value: Any) -> str:

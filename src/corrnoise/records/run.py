@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, cast
 
+from corrnoise import _checks as checks
 from corrnoise import _formats
 from corrnoise.planning import Plan
 from corrnoise.records.statement import Statement
@@ -77,24 +79,56 @@ class Run:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Run:
-        """The inverse of ``to_dict``."""
-        data = _formats.opened("run", data)
+        """The inverse of ``to_dict``.
+
+        Raises:
+            ValueError: a field is missing, unknown or wrong; the message names it.
+        """
+        names = [field.name for field in fields(Run)]
+        given = checks.fields("run", _formats.opened("run", data), names)
+        for name in ("data", "model", "settings"):
+            if not isinstance(given[name], Mapping):
+                raise ValueError(f"{name} of a run must be a JSON object, got {given[name]!r:.60}")
+        records = checks.listed("records", given["records"])
         return Run(
-            label=data["label"],
-            plan=Plan.from_dict(data["plan"]),
-            statement=Statement.from_dict(data["statement"]),
-            records=tuple(Record(**record) for record in data["records"]),
-            data=data["data"],
-            model=data["model"],
-            settings=data["settings"],
-            seconds=data["seconds"],
+            label=checks.text("label of a run", given["label"]),
+            plan=Plan.from_dict(given["plan"]),
+            statement=Statement.from_dict(given["statement"]),
+            records=tuple(Record(**checks.of_type("record", each, Record)) for each in records),
+            data=given["data"],
+            model=given["model"],
+            settings=given["settings"],
+            seconds=checks.number("seconds of a run", given["seconds"], 0.0),
         )
 
     def to_json(self) -> str:
-        """``to_dict`` as JSON."""
-        return json.dumps(self.to_dict())
+        """``to_dict`` as JSON, with a checksum, so that a damaged ε is not taken for that of a run.
+
+        The checksum shows accidents; anyone can compute it.
+        """
+        fields = self.to_dict()
+        return json.dumps({**fields, _CHECKSUM: _checksum(fields)})
 
     @staticmethod
     def from_json(text: str) -> Run:
-        """The inverse of ``to_json``: an equal run, to the last bit."""
-        return Run.from_dict(json.loads(text))
+        """The inverse of ``to_json``: an equal run, to the last bit.
+
+        Raises:
+            ValueError: the text is not a run, or was changed.
+        """
+        fields = checks.parsed("run", text)
+        if isinstance(fields, dict) and _CHECKSUM in fields:
+            fields = cast(dict[str, Any], fields)
+            if fields.pop(_CHECKSUM) != _checksum(fields):
+                raise ValueError(
+                    f"a run must be as it was written, got one that does not fit its {_CHECKSUM}; "
+                    "it is damaged or was changed: restore it from a copy"
+                )
+        return Run.from_dict(fields)
+
+
+_CHECKSUM = "sha256"
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()

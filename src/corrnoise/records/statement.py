@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from corrnoise import _checks as checks
 from corrnoise import _formats
 from corrnoise._rounding import rounded_down, rounded_up
 from corrnoise._version import __version__
@@ -150,8 +151,14 @@ class Statement:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Statement:
-        """The inverse of ``to_dict``."""
-        return Statement(**_formats.opened("statement", data))
+        """The inverse of ``to_dict``; what it states is not computed again.
+
+        Raises:
+            ValueError: a field is missing, unknown or of a wrong type; the message names it.
+        """
+        given = checks.of_type("statement", _formats.opened("statement", data), Statement)
+        checks.choice("kind of a statement", given["kind"], ("exact", "bound", "certified"))
+        return Statement(**given)
 
     def to_json(self) -> str:
         """``to_dict`` as JSON."""

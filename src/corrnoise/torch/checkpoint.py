@@ -13,7 +13,7 @@ import random
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ def save(data: Mapping[str, Any], path: Any, **torch_save_kwargs: Any) -> None:
         torch.save(data, path, **torch_save_kwargs)
         return
     with _files.replacing(path, previous=previous(path), mode=0o600) as file:
-        torch.save(data, file, **torch_save_kwargs)
+        _write(data, file, **torch_save_kwargs)
         _sign(file)
 
 
@@ -84,6 +84,38 @@ def set_generators(state: Mapping[str, Any]) -> None:
     np.random.set_state((kind, words.numpy(), position, has_gauss, gauss))  # noqa: NPY002
     version, inner, gauss_next = state["python"]
     random.setstate((version, tuple(inner), gauss_next))
+
+
+class _Writer:
+    """What ``torch.save`` writes to: a file that keeps the exception of a write that failed."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.failed: BaseException | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except BaseException as failed:
+            self.failed = failed
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _write(data: Mapping[str, Any], file: IO[bytes], **torch_save_kwargs: Any) -> None:
+    """``torch.save``, but the exception of a write reaches the caller, such as that of a full disk.
+
+    In its place torch raises a ``RuntimeError`` about positions in its archive.
+    """
+    writer = _Writer(file)
+    try:
+        torch.save(data, cast(IO[bytes], writer), **torch_save_kwargs)
+    except RuntimeError:
+        if writer.failed is None:
+            raise
+        raise writer.failed from None
 
 
 def _sign(file: IO[bytes]) -> None:

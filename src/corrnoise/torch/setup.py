@@ -273,14 +273,19 @@ def _open_key(source: object, ledger: Path | None) -> tuple[Key, str | None]:
             "new key"
         )
     use = key_use(path)
-    if use.run_id is not None:
-        found = entries[0].get("run_id") if entries else None
-        if found != use.run_id or (use.released and len(entries) < 2):
-            raise ValueError(
-                f"ledger must be the one that the key in {path} was used with, but {ledger} is "
-                "damaged, was begun anew, or belongs to another run; restore it from a copy, or "
-                "start a new run with a new key and a new ledger"
-            )
+    if use.run_id is None:
+        raise ValueError(
+            f"key must be a file that a run wrote, but {path} names no run: it was saved by hand "
+            "or cut off; restore it, or pass Key.load of it in place of the path"
+        )
+    # Where nothing was released, a ledger without steps will do, with or without a header: a
+    # process that is killed while it writes the header anew leaves an empty file.
+    if use.released if len(entries) < 2 else entries[0].get("run_id") != use.run_id:
+        raise ValueError(
+            f"ledger must be the one that the key in {path} was used with, but {ledger} is "
+            "damaged, was begun anew, or belongs to another run; restore it from a copy, or "
+            "start a new run with a new key and a new ledger"
+        )
     return Key.load(path), use.run_id
 
 
@@ -297,11 +302,23 @@ def _keep_key(source: object, key: Key, ledger: Ledger) -> Callable[[], None]:
 
     Returns:
         what to call when the first step is recorded: it marks the key as used.
+
+    Raises:
+        ValueError: another process has saved another key there since the path was looked at.
     """
     run_id = ledger.header["run_id"]
     path = None if source is None or isinstance(source, Key) else Path(str(source))
-    if path is not None and not path.exists():
-        key.save(path, run_id=run_id)
+    try:
+        if path is not None and not path.exists():
+            key.save(path, run_id=run_id)
+        if path is not None and (Key.load(path) != key or key_use(path).run_id != run_id):
+            raise ValueError(
+                f"key must be of one run, but another process has begun a run with {path} at the "
+                "same moment; wait for it to end and call make_private again"
+            )
+    except BaseException:
+        ledger.close()
+        raise
 
     def mark() -> None:
         _RELEASED[key.fingerprint] = run_id

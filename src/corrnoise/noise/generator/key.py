@@ -171,12 +171,14 @@ def mark_released(path: str | os.PathLike[str], run_id: str) -> None:
     if use.run_id != run_id:
         raise ValueError(f"path must be the key of run {run_id}, got {path} of run {use.run_id}")
     if not use.released:
-        with _files.open_to_append(path) as file:
-            _files.append(file, _RELEASED)
+        _files.extend(path, _RELEASED)
 
 
 def _match(place: Path) -> re.Match[bytes]:
     found = _FILE.fullmatch(place.read_bytes())
     if found is None:
-        raise ValueError(f"path must be a file that Key.save wrote, got {place}; pass that one")
+        raise ValueError(
+            f"path must be a file that Key.save wrote, got {place}, which is another one or is "
+            "damaged; restore it from a copy, or pass the right path"
+        )
     return found

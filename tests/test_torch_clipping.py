@@ -394,3 +394,15 @@ class TestKernels:
         wanted = normalisation.channels(x, g, 4, 1e-5)
         for a, b in zip(found, wanted, strict=True):
             assert torch.allclose(a, b, atol=1e-4)
+
+
+def test_two_calls_of_the_model_in_one_backward_pass_are_refused():
+    """Row i of both might be different examples, and each example would count twice."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(5, 4), torch.randn(6, 5)
+    clipper = Clipper(model, list(model.parameters()), 1.0)
+    met = (model(x) * model(x.flip(0))).sum(1).mean()
+    met.backward()
+    with pytest.raises(ValueError, match="must be called once for each backward pass"):
+        clipper.sums()
+    assert clipper.examples == 0

@@ -259,8 +259,10 @@ class PrivacyEngine:
             a function to call with the tensors of each batch of the loader.
         """
         run, sums = self._started, self._own_sums
-        largest = usual_size(run.plan, run.processes.world_size) if size is None else size
-        return CapturedStep(sums, sums.optimizer, loss, largest)
+        if size is None:
+            usual = usual_size(run.plan, run.processes.world_size)
+            size = min(usual, sums.largest or usual)
+        return CapturedStep(sums, sums.optimizer, loss, checks.integer("size", size, 1))
 
     def check_loss(self, loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> None:
         """Raise unless a loss is a mean over examples, or a sum, as ``loss_reduction`` says.

@@ -41,6 +41,7 @@ class OnePassSums:
         model: what it trains, without DDP's wrapper.
         params: the trained ones, in the optimizer's order.
         clip_norm: C.
+        largest: how many examples come at once, if that is limited.
         placement: of the sums in the flat vector of all parameters.
     """
 
@@ -73,6 +74,7 @@ class OnePassSums:
         self._grads = [
             _like(view, param) for view, param in zip(self.clipper.sums(), self.params, strict=True)
         ]
+        self.largest = options.max_physical_batch_size
         self._handed: dict[int, torch.Tensor] = {}
         self._skip: list[bool] = []  # what Opacus's memory manager says of batches to come
         self.clipper.recorder.on_start = self._starts

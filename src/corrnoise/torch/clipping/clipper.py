@@ -89,6 +89,13 @@ class Clipper:
                 f"{sorted({call.examples for call in calls})}; call the model that make_private "
                 "saw, not its parts: nothing was released"
             )
+        if len({call.number for call in calls}) > 1:
+            self.drop()
+            raise ValueError(
+                "the model must be called once for each backward pass, got gradients of several "
+                "calls; their rows might be different examples: make one module that calls it "
+                "several times, or call backward after each: nothing was released"
+            )
         self.recorder.paused = True
         try:
             with torch.no_grad(), torch.autocast(self.flat.device.type, enabled=False):

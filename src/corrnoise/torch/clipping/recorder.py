@@ -66,12 +66,14 @@ class Call:
     Attributes:
         layer: which.
         examples: how many it was for.
+        number: which call of the whole model it belongs to.
         make: the parts of its parameters. A handler has made them already, so that what only small
             ones need is not kept; the fallback waits, since it runs the layer again.
     """
 
     layer: Layer
     examples: int
+    number: int
     make: Callable[[], Mapping[str, Part]]
 
 
@@ -79,9 +81,15 @@ class _Pending:
     """A call between forward and backward: its arguments, but for their tensors."""
 
     def __init__(
-        self, note: Callable[[Call], None], layer: Layer, spec: Any, plain: dict[int, Any]
+        self,
+        note: Callable[[Call], None],
+        layer: Layer,
+        number: int,
+        spec: Any = None,
+        plain: Mapping[int, Any] | None = None,
     ) -> None:
-        self.note, self.layer, self.spec, self.plain = note, layer, spec, plain
+        self.note, self.layer, self.number = note, layer, number
+        self.spec, self.plain = spec, plain or {}
 
     def complete(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], grads: Sequence[Tensor]
@@ -90,7 +98,7 @@ class _Pending:
         if layer.handler is not None:
             with torch.autocast(grads[0].device.type, enabled=False):
                 parts = layer.handler(layer.module, inputs, grads, layer.params)
-            self.note(Call(layer, len(grads[0]), lambda: parts))
+            self.note(Call(layer, len(grads[0]), self.number, lambda: parts))
             return
         kept = iter(inputs)
         size = len(self.plain) + len(inputs)
@@ -101,7 +109,7 @@ class _Pending:
         make = functools.partial(
             fallback.contribute, layer.module, layer.name, arguments, outputs, grads, layer.params
         )
-        self.note(Call(layer, len(grads[0]), make))
+        self.note(Call(layer, len(grads[0]), self.number, make))
 
 
 class _Tap(torch.autograd.Function):
@@ -150,6 +158,7 @@ class Recorder:
         self.calls: list[Call] = []
         self.layers = list(_layers(model, trained))
         self.examples = 0  # in the batch that the model runs on
+        self._number = 0  # of calls of the whole model
         self.paused = False
         self._separate = not probe  # whether the model was seen to treat examples apart
         self.on_start: Any = lambda: None  # called when the model starts on a batch
@@ -187,7 +196,7 @@ class Recorder:
                 "the batch, got none"
             )
         self.on_start()
-        self.examples = len(found[0])
+        self.examples, self._number = len(found[0]), self._number + 1
         if not self._separate and self.examples > 1:
             self.paused = True
             try:
@@ -244,7 +253,7 @@ class Recorder:
                     f"{type(layer.module).__name__} does"
                 )
             self._check(layer, output)
-            pending = _Pending(self._note, layer, None, {})
+            pending = _Pending(self._note, layer, self._number)
             first = arguments[0][0].detach()
             return _Tap.apply(pending, self._token_on(output.device), 1, output, first)[0]
         leaves, spec = pytree.tree_flatten(output)
@@ -254,7 +263,7 @@ class Recorder:
         flat, inner = pytree.tree_flatten(arguments)
         plain = {i: leaf for i, leaf in enumerate(flat) if not isinstance(leaf, Tensor)}
         inputs = [leaf.detach() for leaf in flat if isinstance(leaf, Tensor)]
-        pending = _Pending(self._note, layer, inner, plain)
+        pending = _Pending(self._note, layer, self._number, inner, plain)
         token = self._token_on(leaves[places[0]].device)
         tapped = _Tap.apply(pending, token, len(places), *[leaves[i] for i in places], *inputs)
         for i, leaf in zip(places, tapped, strict=True):

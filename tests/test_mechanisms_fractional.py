@@ -192,7 +192,7 @@ BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 
 
 @pytest.mark.parametrize("num_bands", [2, 6])
-def test_the_amplified_parameter_is_never_worse_by_its_estimate(num_bands):
+def test_the_amplified_parameter_is_not_worse_by_fresh_draws(num_bands):
     part, workload = Participation(60, 15, 4), workloads.prefix_sum(60)
     error = AmplifiedError.checked(workload, part, seed=0, **BUDGET)
     found = mechanisms.amplified_bifr(workload, part, num_bands=num_bands, **BUDGET)
@@ -201,18 +201,19 @@ def test_the_amplified_parameter_is_never_worse_by_its_estimate(num_bands):
         mechanisms.bifr(workload, part, num_bands=num_bands),
         mechanisms.dp_sgd(workload),
     ]
-    assert error(found) <= min(map(error, rivals))
+    assert error.fresh(found) <= min(map(error.fresh, rivals))
     assert found == mechanisms.amplified_bifr(workload, part, num_bands=num_bands, **BUDGET)
-    assert error(found) < 0.99 * error(rivals[1])
+    assert error.fresh(found) < 0.99 * error.fresh(rivals[1])
     scan = [
-        error(mechanisms.bifr(workload, num_bands=num_bands, power=power))
+        error.fresh(mechanisms.bifr(workload, num_bands=num_bands, power=power))
         for power in np.linspace(0.3, 0.8, 11)
     ]
-    assert error(found) < 1.005 * min(scan)
+    assert error.fresh(found) < 1.02 * min(scan)
     if num_bands == 2:
         cgd = mechanisms.amplified_lambda_cgd(workload, part, **BUDGET)
-        assert error(cgd) <= min(error(mechanisms.lambda_cgd(workload, part)), error(rivals[2]))
-        assert error(cgd) == pytest.approx(error(found), rel=5e-3)
+        plain = [mechanisms.lambda_cgd(workload, part), rivals[2]]
+        assert error.fresh(cgd) <= min(map(error.fresh, plain))
+        assert error.fresh(cgd) == pytest.approx(error.fresh(found), rel=0.02)
 
 
 def test_what_is_not_covered_is_refused():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from corrnoise.accounting.amplified_noise import AmplifiedNoise
 from corrnoise.algebra.rational import Rational
 from corrnoise.mechanisms.amplification import AmplifiedError
 from corrnoise.mechanisms.banded_inverse import band_inv_mf, repriced
-from corrnoise.mechanisms.fractional import best_bifr, bifr
+from corrnoise.mechanisms.fractional import best_amplified, bifr
 from corrnoise.mechanisms.registry import Candidate, Family, Question, Size
 from corrnoise.mechanisms.square_root import MOST_BANDS, bands, bisr
 from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
@@ -30,8 +30,6 @@ _ROUNDS = 4
 _ENOUGH = 1e-3
 # Of all starts, the search descends from this many, the best ones.
 _DESCENTS = 2
-# The powers γ of the starts, as shares of the best one without amplification, which favours less.
-_SHARES = (1.0, 0.9, 0.75)
 # With more bands than this, the optimum with fewer bands is one of the starts.
 _FEW_BANDS = 16
 
@@ -47,7 +45,9 @@ def amplified_band_inv_mf(
 ) -> ToeplitzMechanism:
     """The p-banded Toeplitz C⁻¹ with the least error under balls-in-bins, estimated from draws.
 
-    By this estimate it is never worse than BISR, one of its starts. ``calibrate`` certifies the
+    The search descends from the best two of its starts, which are BISR, γ-BIFR without and with
+    amplification, and Band-Inv-MF for fixed batches (beyond 16 bands, the result for fewer). By an
+    estimate from fresh draws the result is no worse than any of them. ``calibrate`` certifies the
     noise that it needs.
 
     Args:
@@ -68,30 +68,21 @@ def amplified_band_inv_mf(
     [7.6, 6.1]
     """
     error = AmplifiedError.checked(workload, participation, epsilon, delta, seed)
-    starts = [_Valued(start, error(start)) for start in _starts(workload, num_bands, error)]
-    ranked = sorted((s for s in starts if s.error < math.inf), key=lambda valued: valued.error)
-    if not ranked:
-        error.refuse(starts[0].mechanism)
-    found = [_improved(start, error) for start in ranked[:_DESCENTS]] or starts
-    best = min(found, key=lambda valued: valued.error).mechanism
-    return replace(best, name="band_inv_mf", optimization=None)
-
-
-@dataclass(frozen=True)
-class _Valued:
-    mechanism: ToeplitzMechanism
-    error: float
+    # Two closed forms may agree; with the same coefficients they are one start.
+    starts = {m.noising_coef.tobytes(): m for m in _starts(workload, num_bands, error)}
+    ranked = sorted((m for m in starts.values() if error(m) < math.inf), key=error)
+    found = [_improved(start, error) for start in ranked[:_DESCENTS]]
+    return replace(error.best([*found, *starts.values()]), name="band_inv_mf", optimization=None)
 
 
 def _starts(
     workload: Workload, num_bands: int, error: AmplifiedError
 ) -> Iterator[ToeplitzMechanism]:
     """Where to begin: closed forms, and an optimum for fixed batches or with fewer bands."""
-    yield bisr(workload, num_bands=num_bands)
     part = error.participation
-    power = best_bifr(workload, part, num_bands)[1]
-    for share in _SHARES:
-        yield bifr(workload, num_bands=num_bands, power=share * power)
+    yield bisr(workload, num_bands=num_bands)
+    yield bifr(workload, part, num_bands=num_bands)
+    yield best_amplified(workload, num_bands, error)
     if num_bands <= _FEW_BANDS:
         yield band_inv_mf(workload, part, num_bands=num_bands)
         return
@@ -108,20 +99,19 @@ def _starts(
     yield ToeplitzMechanism("band_inv_mf", workload, Rational((wide,), ()))
 
 
-def _improved(best: _Valued, error: AmplifiedError) -> _Valued:
+def _improved(best: ToeplitzMechanism, error: AmplifiedError) -> ToeplitzMechanism:
     """The best mechanism that a few descents find, each with fresh draws."""
     for number in range(_ROUNDS):
         noise = AmplifiedNoise(
-            best.mechanism.strategy_coef,
+            best.strategy_coef,
             error.participation,
             epsilon=error.epsilon,
             delta=error.delta,
-            noise_multiplier=best.error / best.mechanism.decoder_rms,
+            noise_multiplier=error(best) / best.decoder_rms,
             seed=error.seed + number,
         )
-        mechanism = repriced(best.mechanism, error.participation, noise)
-        found = _Valued(mechanism, error(mechanism))
-        gain = 1.0 - found.error / best.error
+        found = repriced(best, error.participation, noise)
+        gain = 1.0 - error(found) / error(best)
         best = found if gain > 0.0 else best
         if gain < _ENOUGH:
             break

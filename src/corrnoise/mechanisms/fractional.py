@@ -89,9 +89,9 @@ def amplified_bifr(
 ) -> ToeplitzMechanism:
     """γ-BIFR with the γ that has the least error under balls-in-bins, estimated from draws.
 
-    Amplification favours a smaller γ, which cancels less of the noise of the steps before. By the
-    estimate the result is never worse than BISR, nor than ``bifr`` where balls-in-bins has an
-    analysis for that. ``calibrate`` certifies the noise that it needs.
+    Amplification favours a smaller γ, which cancels less of the noise of the steps before. By an
+    estimate from fresh draws the result is no worse than BISR and ``bifr``. ``calibrate`` certifies
+    the noise that it needs.
 
     Args:
         workload: A.
@@ -110,14 +110,7 @@ def amplified_bifr(
     -0.7 -0.4
     """
     error = AmplifiedError.checked(workload, participation, epsilon, delta, seed)
-    p = bands(num_bands, workload)
-    largest = best_bifr(workload, participation, p)[1]
-    found = searching.least_amplified(
-        lambda gamma: _member(workload, p, gamma), _SQUARE_ROOT, largest, error
-    )
-    if found is None:
-        error.refuse(_member(workload, p, _SQUARE_ROOT))
-    return found or _member(workload, p, _SQUARE_ROOT)
+    return best_amplified(workload, bands(num_bands, workload), error)
 
 
 def inverse_power_coef(workload: Workload, power: float, num_terms: int) -> Array:
@@ -160,6 +153,14 @@ def best_bifr(
     )
 
 
+def best_amplified(workload: Workload, num_bands: int, error: AmplifiedError) -> ToeplitzMechanism:
+    """The mechanism with the least error under amplification."""
+    largest = best_bifr(workload, error.participation, num_bands)[1]
+    return searching.least_amplified(
+        lambda gamma: _member(workload, num_bands, gamma), _SQUARE_ROOT, largest, error
+    )
+
+
 def _bifr(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
     return bifr(workload, participation, num_bands=bands(size, workload))
 
@@ -172,7 +173,7 @@ def _sizes(question: Question) -> list[int]:
 def _amplified(question: Question) -> Iterator[Candidate]:
     """With γ for the budget, where the user asks for this family.
 
-    Otherwise it is one of the starts of Band-Inv-MF under amplification, which is never worse.
+    Otherwise it is one of the starts of Band-Inv-MF under amplification.
     """
     if question.amplification != "bins" or not question.named:
         return

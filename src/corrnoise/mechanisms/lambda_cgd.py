@@ -63,8 +63,8 @@ def amplified_lambda_cgd(
 ) -> ToeplitzMechanism:
     """DP-λCGD with the λ that has the least error under balls-in-bins, estimated from draws.
 
-    Amplification favours a smaller λ. By the estimate the result is never worse than DP-SGD.
-    ``calibrate`` certifies the noise that it needs.
+    Amplification favours a smaller λ. By an estimate from fresh draws the result is no worse than
+    DP-SGD and ``lambda_cgd``. ``calibrate`` certifies the noise that it needs.
 
     Args:
         workload: A.
@@ -83,12 +83,9 @@ def amplified_lambda_cgd(
     """
     error = AmplifiedError.checked(workload, participation, epsilon, delta, seed)
     largest = _best(workload, participation)[1]
-    found = searching.least_amplified(
+    return searching.least_amplified(
         lambda rate: _member(workload, rate), _INDEPENDENT, largest, error
     )
-    if found is None:
-        error.refuse(_member(workload, _INDEPENDENT))
-    return found or _member(workload, _INDEPENDENT)
 
 
 def _member(workload: Workload, rate: float) -> ToeplitzMechanism:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cache
 
 from corrnoise import sensitivity
+from corrnoise.mechanisms.amplification import AmplifiedError
 from corrnoise.mechanisms.mechanism import Optimization
 from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
@@ -18,7 +18,7 @@ MILLION = 10**6
 _GRID = range(0, MILLION + 1, MILLION // 40)
 # Under amplification an evaluation takes a fraction of a second: fewer points, a shorter search.
 _AMPLIFIED_UNITS, _AMPLIFIED_GRID = 1000, (0, 500, 750, 900, 1000)
-_AMPLIFIED_WIDTH = 8
+_AMPLIFIED_WIDTH = 12
 
 Member = Callable[[float], ToeplitzMechanism]
 Error = Callable[[ToeplitzMechanism], float]
@@ -74,12 +74,13 @@ def least_certified(
 
     The search takes the sensitivity that the pattern 0, b, 2b, … attains, which is O(n) and never
     above the certified one. Where that is not the certified value at the minimiser, the certified
-    rmse itself is searched. The result is never worse than the ``usual`` member.
+    rmse itself is searched. Either way the result is no worse than any member that was tried, and
+    the multiples of 1/40 are.
 
     Args:
         symbol: what the parameter is called in the record of the search.
         member: from the parameter to the mechanism.
-        usual: the parameter to compare with.
+        usual: a multiple of 1/40, whose error the record has as that of the start.
         participation: n, b, k.
     """
     evaluations = 0
@@ -100,39 +101,34 @@ def least_certified(
         return mechanism.rmse(participation)
 
     best = least(attained)
-    if not member(best).sensitivity(participation).exact:
+    found = member(best)
+    if certified(found) > attained(found) * (1.0 + sensitivity.ROUNDING):
         best = least(certified)
     start, final = (_finite(certified, member, parameter) for parameter in (usual, best))
-    if start <= final:
-        best, final = usual, start
     start = start if start < math.inf else final
-    found = Optimization(True, f"{symbol} = {best:g}", evaluations, start, final, participation)
-    return replace(member(best), optimization=found), best
+    record = Optimization(True, f"{symbol} = {best:g}", evaluations, start, final, participation)
+    return replace(member(best), optimization=record), best
 
 
 def least_amplified(
-    member: Member, usual: float, largest: float, error: Error
-) -> ToeplitzMechanism | None:
-    """The member with the least error under amplification, or ``None`` where none has one.
+    member: Member, usual: float, largest: float, error: AmplifiedError
+) -> ToeplitzMechanism:
+    """The member with the least error under amplification, estimated from draws.
 
     Amplification favours a C that decays faster, so the parameter is at most the one that is best
-    without it.
+    without it. By fresh draws the result is no worse than with ``usual`` or ``largest``.
 
     Args:
         member: from the parameter to the mechanism.
         usual: a parameter to compare with.
         largest: the best parameter without amplification.
-        error: an estimate of the error, infinite where there is no analysis.
+        error: the estimate.
     """
-
-    @cache
-    def value(parameter: float) -> float:
-        return _finite(error, member, parameter)
-
     scale = largest / _AMPLIFIED_UNITS
-    best = least_integer(lambda i: value(i * scale), _AMPLIFIED_GRID, width=_AMPLIFIED_WIDTH)
-    parameter = min((best * scale, usual), key=value)
-    return member(parameter) if value(parameter) < math.inf else None
+    best = least_integer(
+        lambda i: _finite(error, member, i * scale), _AMPLIFIED_GRID, width=_AMPLIFIED_WIDTH
+    )
+    return error.best(member(parameter) for parameter in (best * scale, usual, largest))
 
 
 def _finite(error: Error, member: Member, parameter: float) -> float:

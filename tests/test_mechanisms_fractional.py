@@ -1,6 +1,9 @@
 """γ-BIFR and DP-λCGD: limits, brute force, the search for their parameter, and everywhere used."""
 
+import importlib.util
+import json
 import math
+from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -336,3 +339,46 @@ def test_one_step_of_correlation_beats_independent_noise_with_nothing_stored():
         m = mechanisms.lambda_cgd(workload, part)
         assert m.rmse(part) < 0.6 * mechanisms.dp_sgd(workload).rmse(part)
         assert cn.noise.CorrelatedNoise(m).scheme.num_vectors == 0
+
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    """The script of the tables, and what it recorded."""
+    spec = importlib.util.spec_from_file_location("families", ROOT / "benchmarks" / "families.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script, json.loads((ROOT / "benchmarks" / "families.json").read_text())
+
+
+def test_the_page_shows_the_tables_that_were_recorded(benchmark):
+    script, result = benchmark
+    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    for found in result["fixed"]:
+        assert script.fixed_table(found) in page
+    assert script.drawn_table(result["drawn"]) in page
+    assert script.search_table(result["drawn"]) in page
+
+
+def test_the_recorded_errors_are_what_the_script_computes(benchmark):
+    script, result = benchmark
+    for recorded in result["fixed"]:
+        again = script.fixed(recorded["run"], (2, 5))
+        for key in ("rmse", "rate", "column_normalised"):
+            value = recorded["lambda_cgd"][key]
+            assert again["lambda_cgd"][key] == pytest.approx(value, rel=1e-5)
+        for row in again["rows"]:
+            (before,) = (r for r in recorded["rows"] if r["num_bands"] == row["num_bands"])
+            for name in ("bisr", "bifr", "band_inv_mf"):
+                assert row[name]["errors"] == pytest.approx(before[name]["errors"], rel=1e-6)
+            assert row["power"] == pytest.approx(before["power"], abs=2e-6)
+
+
+def test_the_estimates_agree_with_the_certificates(benchmark):
+    _, result = benchmark
+    certified = [row for found in result["drawn"] for row in found["rows"] if "certified" in row]
+    assert len(certified) == 3
+    for row in certified:
+        assert row["certified"] == pytest.approx(row["estimates"], rel=0.01)

@@ -10,9 +10,9 @@ from corrnoise.mechanisms.banded_inverse import band_inv_mf
 from corrnoise.mechanisms.buffered import BLT, blt
 from corrnoise.mechanisms.dense import DENSE, dense
 from corrnoise.mechanisms.fractional import BIFR, amplified_bifr, bifr
-from corrnoise.mechanisms.lambda_cgd import LAMBDA_CGD, amplified_lambda_cgd, lambda_cgd
 from corrnoise.mechanisms.matrix import DenseMechanism
 from corrnoise.mechanisms.mechanism import Mechanism, Optimization
+from corrnoise.mechanisms.previous import LAMBDA_CGD, amplified_lambda_cgd, lambda_cgd
 from corrnoise.mechanisms.registry import (
     Candidate,
     Family,

@@ -87,3 +87,18 @@ def series_product(left, right, n, digits=60):
                 for m in range(n)
             ]
         )
+
+
+def power(A, exponent):
+    """A^exponent of a lower-triangular Toeplitz matrix: a binomial series that ends after n terms.
+
+    A = a_0(I + N) with N strictly lower-triangular, so N^n = 0. Entries of mpmath keep its digits.
+    """
+    n = len(A)
+    identity = np.eye(n, dtype=int)
+    N = A / A[0, 0] - identity
+    total, term = 0 * N, identity + 0 * N
+    for j in range(n):
+        total = total + term
+        term = term @ N * (exponent - j) / (j + 1)
+    return A[0, 0] ** exponent * total

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 import corrnoise as cn
 from corrnoise.accounting import Draws
 from corrnoise.accounting.amplified_noise import AmplifiedNoise
+from corrnoise.mechanisms import amplified
+from corrnoise.mechanisms.amplification import AmplifiedError
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 
@@ -115,6 +117,65 @@ def test_coefficients_optimised_under_amplification_beat_those_for_the_sensitivi
             cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=num_bands, **budget)
             == found
         )
+
+
+@pytest.mark.parametrize("num_bands", [1, 3, 16])
+def test_no_start_is_better_than_the_result_at_any_number_of_bands(num_bands):
+    """The same search up to 16 bands, from closed forms and Band-Inv-MF."""
+    part, workload = cn.Participation(40, 10, 4), cn.workloads.sgd(40, momentum=0.5)
+    error = AmplifiedError.checked(workload, part, seed=0, **BUDGET)
+    starts = list(amplified._starts(workload, num_bands, error))
+    assert [start.name for start in starts] == ["bisr", "bifr", "bifr", "band_inv_mf"]
+    power = cn.mechanisms.amplified_bifr(workload, part, num_bands=num_bands, **BUDGET)
+    assert power in starts
+    found = cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=num_bands, **BUDGET)
+    assert (found.name, found.optimization) == ("band_inv_mf", None)
+    assert found.noising_bands == num_bands
+    assert error.fresh(found) <= min(map(error.fresh, starts))
+
+
+def test_with_many_bands_the_optimum_with_fewer_is_a_start(monkeypatch):
+    monkeypatch.setattr(amplified, "_FEW_BANDS", 2)
+    part, workload = cn.Participation(40, 10, 4), cn.workloads.sgd(40, momentum=0.5)
+    error = AmplifiedError.checked(workload, part, seed=0, **BUDGET)
+    small = cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=2, **BUDGET)
+    *_, last = amplified._starts(workload, 5, error)
+    assert np.array_equal(last.noising_coef, small.noising_coef)
+    assert last.noising_bands == 5
+
+
+def test_what_the_draws_of_a_search_flatter_is_not_taken(monkeypatch):
+    part, workload = cn.Participation(40, 10, 4), cn.workloads.prefix_sum(40)
+    error = AmplifiedError.checked(workload, part, seed=0, **BUDGET)
+    flattered, bisr, far = (
+        cn.mechanisms.bifr(workload, num_bands=4, power=power) for power in (0.4, 0.5, 0.9)
+    )
+    # The estimate by the draws of the search, and by others.
+    errors = {0.4: (1.0, 1.03), 0.5: (1.01, 1.02), 0.9: (1.5, 0.9)}
+    asked = []
+
+    def estimate(self, mechanism):
+        asked.append(self.seed)
+        power = round(-mechanism.noising_coef[1], 1)
+        return errors[power][self.seed > 0]
+
+    monkeypatch.setattr(AmplifiedError, "_estimate", estimate)
+    assert error(flattered) < error(bisr)
+    assert error.best([flattered, bisr, far]) is bisr
+    # Each of them once, and what is close twice more, from seeds that a search does not reach.
+    assert sorted(asked) == [0, 0, 0, 101, 101, 102, 102]
+
+
+def test_the_search_descends_from_the_best_starts(monkeypatch):
+    part, workload = cn.Participation(40, 10, 4), cn.workloads.sgd(40, momentum=0.5)
+    error = AmplifiedError.checked(workload, part, seed=0, **BUDGET)
+    ranked = sorted(error(start) for start in amplified._starts(workload, 3, error))
+    seen = []
+    monkeypatch.setattr(
+        amplified, "_improved", lambda start, error: seen.append(error(start)) or start
+    )
+    cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=3, **BUDGET)
+    assert seen == ranked[:2]
 
 
 def test_what_balls_in_bins_does_not_cover_is_refused():

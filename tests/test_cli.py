@@ -495,8 +495,8 @@ def test_bench_times_what_it_says(run):
     line = "bench --num-parameters 5000 --num-steps 24 --max-participations 2 --seconds 0.01"
     data = json.loads(run(f"{line} --device cpu --json")[1])
     rows = {row["mechanism"]: row for row in data["rows"]}
-    banded = {f"{name} p=4" for name in ("bisr", "band_inv_mf", "bsr", "band_mf")}
-    assert set(rows) == {"dp_sgd", *banded, "blt d=4"}
+    banded = {f"{name} p=4" for name in ("bisr", "bifr", "band_inv_mf", "bsr", "band_mf")}
+    assert set(rows) == {"dp_sgd", "lambda_cgd", *banded, "blt d=4"}
     assert all(row["step_seconds"] > 0 and row["build_seconds"] > 0 for row in data["rows"])
     for row in data["rows"]:
         assert row["relative"] == row["step_seconds"] / data["independent_seconds"]["cpu"]

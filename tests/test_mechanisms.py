@@ -47,6 +47,9 @@ def build(family, workload, participation):
         "bsr": lambda: mechanisms.bsr(workload, num_bands=3),
         "bisr": lambda: mechanisms.bisr(workload, num_bands=3),
         "bisr_best": lambda: mechanisms.bisr(workload, participation, num_bands="best"),
+        "lambda_cgd": lambda: mechanisms.lambda_cgd(workload, participation),
+        "bifr": lambda: mechanisms.bifr(workload, participation, num_bands=4),
+        "bifr_wide": lambda: mechanisms.bifr(workload, num_bands=7, power=0.8),
         "band_mf": lambda: mechanisms.band_mf(workload, participation, num_bands=b),
         "band_mf_wide": lambda: mechanisms.band_mf(
             workload, participation, num_bands=min(b + 2, 9)
@@ -64,6 +67,9 @@ FAMILIES = [
     "bsr",
     "bisr",
     "bisr_best",
+    "lambda_cgd",
+    "bifr",
+    "bifr_wide",
     "band_mf",
     "band_mf_wide",
     "band_inv_mf",
@@ -71,7 +77,16 @@ FAMILIES = [
     "dense",
     "dense_equal",
 ]
-OPTIMISED = {"band_mf", "band_mf_wide", "band_inv_mf", "blt", "dense", "dense_equal"}
+OPTIMISED = {
+    "lambda_cgd",
+    "bifr",
+    "band_mf",
+    "band_mf_wide",
+    "band_inv_mf",
+    "blt",
+    "dense",
+    "dense_equal",
+}
 
 
 @pytest.mark.parametrize("participation", PARTICIPATIONS.values(), ids=PARTICIPATIONS)
@@ -374,7 +389,7 @@ def test_values_cannot_be_changed():
 def test_mechanisms_by_name():
     part, w = Participation(24, 6, 4), workloads.prefix_sum(24)
     for name in mechanisms.names():
-        size = None if name in ("dp_sgd", "dense") else 2
+        size = None if name in ("dp_sgd", "lambda_cgd", "dense") else 2
         assert mechanisms.build(name, w, part, size).name == name
     assert mechanisms.build("bisr", w, part, "best") == mechanisms.bisr(w, part, num_bands="best")
     assert mechanisms.build("dense", w, part, 3).strategy[4, 1] == 0

@@ -187,7 +187,8 @@ def test_many_draws_are_taken_only_when_asked_for():
 def test_num_bands_and_mechanisms_restrict_the_choice():
     plan = cn.plan(**SMALL, sampling="fixed", num_bands=3, memory=None)
     assert {a.num_bands for a in plan.alternatives} == {3}
-    assert {a.name for a in plan.alternatives} == {"bsr", "bisr", "band_mf", "band_inv_mf"}
+    banded = {"bsr", "bisr", "bifr", "band_mf", "band_inv_mf"}
+    assert {a.name for a in plan.alternatives} == banded
     only = cn.plan(**SMALL, sampling="fixed", mechanisms=["blt"], memory=4)
     assert only.mechanism.name == "blt"
 

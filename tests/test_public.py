@@ -17,8 +17,8 @@ PUBLIC = {
     "corrnoise.workloads": "Workload prefix_sum r r_tilde sgd sgd_inverse_sqrt sgd_sqrt toeplitz",
     "corrnoise.mechanisms": """
         Candidate DenseMechanism Family Mechanism Optimization Question ToeplitzMechanism
-        amplified_band_inv_mf band_inv_mf band_mf bisr blt bsr build dense dp_sgd families get names
-        register shown square_root
+        amplified_band_inv_mf amplified_bifr amplified_lambda_cgd band_inv_mf band_mf bifr bisr blt
+        bsr build dense dp_sgd families get lambda_cgd names register shown square_root
     """,
     "corrnoise.bounds": """
         LowerBounds bisr_upper_bound lower_bound lower_bounds nuclear_norm two_band_bound

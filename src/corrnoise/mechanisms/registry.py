@@ -173,9 +173,9 @@ def build(
     Args:
         name: one of ``names()``.
         workload: A.
-        participation: n, b, k; the closed forms use it only for the size "best".
+        participation: n, b, k; BSR and BISR use it only for the size "best".
         size: p of the banded families ("best" for BISR alone) and of "dense", where it may be
-            left out; the number of buffers of "blt"; nothing for "dp_sgd".
+            left out; the number of buffers of "blt"; nothing for "dp_sgd" and "lambda_cgd".
 
     >>> import corrnoise as cn
     >>> build("bisr", cn.workloads.prefix_sum(100), cn.Participation(100, 25, 4), 4)

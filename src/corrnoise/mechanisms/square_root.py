@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Literal
 
 from corrnoise import _checks as checks
 from corrnoise.algebra.rational import Rational
 from corrnoise.mechanisms.registry import Family, Question, Size
+from corrnoise.mechanisms.searching import least_integer
 from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
@@ -100,7 +99,10 @@ def bisr(
     def banded(p: int) -> ToeplitzMechanism:
         return ToeplitzMechanism("bisr", workload, Rational.of(numerator=[coef[:p]]))
 
-    return banded(_least_integer(lambda p: banded(p).rmse(participation), workload.num_steps))
+    n = workload.num_steps
+    grid = [4**i for i in range(math.ceil(math.log(n, 4)) + 1) if 4**i < n] + [n]
+    # To 1e-4 of p, where the rmse is flat to ten digits.
+    return banded(least_integer(lambda p: banded(p).rmse(participation), grid, relative=1e-4))
 
 
 def bands(num_bands: object, workload: Workload) -> int:
@@ -109,26 +111,6 @@ def bands(num_bands: object, workload: Workload) -> int:
     if isinstance(num_bands, str):
         raise ValueError(f'num_bands must be in [1, num_steps={n}] or "best", got {num_bands!r}')
     return checks.integer("num_bands", num_bands, 1, n, "lower num_bands or raise num_steps")
-
-
-def _least_integer(function: Callable[[int], float], high: int) -> int:
-    """The argmin on 1..high of a function that falls, then rises.
-
-    Powers of 4 bracket the minimum and a golden-section search narrows it to 1e-4 of the argument,
-    where the function is flat to ten digits. It takes O(log high) evaluations.
-    """
-    value = lru_cache(maxsize=None)(function)
-    grid = [4**i for i in range(math.ceil(math.log(high, 4)) + 1) if 4**i < high] + [high]
-    best = min(range(len(grid)), key=lambda i: value(grid[i]))
-    low, up = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-    while up - low > max(4, low * 1e-4):
-        part = round((up - low) * (3 - math.sqrt(5)) / 2)
-        if value(low + part) <= value(up - part):
-            up -= part
-        else:
-            low += part
-    near = range(low, up + 1) if up - low <= 4 else (low, (low + up) // 2, up)
-    return min(near, key=value)
 
 
 def strategy_bands(question: Question) -> list[int]:

@@ -14,6 +14,7 @@ from corrnoise.noise.generator.stream import check_rounds
 from corrnoise.participation import Participation
 from corrnoise.planning.plans import Plan
 from corrnoise.planning.pricing import CERTIFICATE, Priced, Pricing
+from corrnoise.planning.verification import trust
 from corrnoise.samplings import ASSUMED, DRAWN, Sampling
 from corrnoise.samplings import get as get_sampling
 
@@ -122,7 +123,7 @@ def plan(
     chosen = _choose(priced, how)
     assert chosen.calibration is not None
     assert chosen.alternative.scheme is not None
-    return Plan(
+    found = Plan(
         num_examples=num_examples,
         batch_size=batch_size,
         calibration=chosen.calibration,
@@ -133,6 +134,8 @@ def plan(
         memory=chosen.alternative.scheme.num_vectors if memory is None else memory,
         rounds=rounds,
     )
+    trust(found)  # it was priced just now
+    return found
 
 
 def participation(

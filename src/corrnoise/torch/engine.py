@@ -173,7 +173,7 @@ class PrivacyEngine:
                 "plan must come without noise_multiplier, mechanism, sampling, num_bands and "
                 "workload: it has its own; drop them"
             )
-        check_plan(plan, data_loader, epochs)
+        check_plan(plan, data_loader, epochs, processes)
         options = opacus.Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
             grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size,

@@ -1,9 +1,10 @@
-"""Time of a training step with correlated noise over stock Opacus's, one run, interleaved.
+"""Whole steps on the CPU: plain training, stock Opacus and our engine, one run, interleaved.
 
-    python benchmarks/engine_step.py [--steps N] [--ledger]
+    python benchmarks/engine_step.py [--steps N] [--ledger] [--paper]
 
-A convolutional network of about 200,000 parameters on 32x32 images, batch 512, on the CPU. Each
-round takes one step of each, in alternating order, and the ratio is that of the medians.
+A convolutional network of about 200,000 parameters, or with --paper the paper's, on 32x32 images,
+batch 512. Each round takes one step of each, in alternating order, and ratios are those of medians.
+Ours has BISR noise with p = 4, once with Opacus's clipping and once in one backward pass.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import statistics
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import opacus
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from corrnoise import _tables
+from corrnoise.apps import models
 from corrnoise.torch import PrivacyEngine
 
 BATCH = 512
@@ -35,16 +40,22 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def stepper(engine, data, **options):
-    net = network()
-    net, optimizer, loader = engine.make_private(
-        module=net,
-        optimizer=torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9),
-        data_loader=DataLoader(data, batch_size=BATCH),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        **options,
-    )
+def stepper(
+    engine: Any, data: TensorDataset, build: Callable[[], nn.Module] = network, **options: Any
+) -> tuple[Callable[[], float], int]:
+    """One step at a time, with the seconds that it took; plain training without an engine."""
+    net: Any = build()
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    loader: Any = DataLoader(data, batch_size=BATCH)
+    if engine is not None:
+        net, optimizer, loader = engine.make_private(
+            module=net,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            **options,
+        )
     criterion = nn.CrossEntropyLoss()
     batches = iter(loader)
 
@@ -68,31 +79,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--ledger", action="store_true", help="with a ledger on the disk")
+    parser.add_argument("--paper", action="store_true", help="the paper's convnet")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     data = TensorDataset(torch.randn(2 * BATCH, 3, 32, 32), torch.randint(0, 10, (2 * BATCH,)))
+    build = (lambda: models.build("convnet", (3, 32, 32), 10)) if given.paper else network
+    ours = {"mechanism": "bisr", "sampling": "fixed", "epochs": given.steps, "num_bands": 4}
     with tempfile.TemporaryDirectory() as folder:
-        ledger = {"ledger": Path(folder) / "ledger"} if given.ledger else {}
-        stock, size = stepper(opacus.PrivacyEngine(), data, poisson_sampling=False)
-        ours, _ = stepper(
-            PrivacyEngine(**ledger), data, mechanism="bisr", sampling="fixed",
-            epochs=given.steps, num_bands=4,
-        )  # fmt: skip
-        times: dict[str, list[float]] = {"stock": [], "ours": []}
+
+        def engine(name: str) -> PrivacyEngine:
+            return PrivacyEngine(ledger=Path(folder) / name if given.ledger else None)
+
+        stock = opacus.PrivacyEngine()
+        made = {
+            "plain": stepper(None, data, build),
+            "stock Opacus": stepper(stock, data, build, poisson_sampling=False),
+            "ours, Opacus's clipping": stepper(
+                engine("hooks"), data, build, grad_sample_mode="hooks", **ours
+            ),
+            "ours, one backward pass": stepper(
+                engine("own"), data, build, grad_sample_mode="one_pass", **ours
+            ),
+        }
+        times: dict[str, list[float]] = {name: [] for name in made}
         for turn in range(given.steps + 2):
-            order = [("stock", stock), ("ours", ours)]
-            for name, step in order if turn % 2 else reversed(order):
-                spent = step()
+            for name in made if turn % 2 else reversed(made):
+                spent = made[name][0]()
                 if turn >= 2:
                     times[name].append(spent)
     medians = {name: statistics.median(found) for name, found in times.items()}
-    print(
-        f"{size:,} parameters, batch {BATCH}, {given.steps} steps, "
-        f"{torch.get_num_threads()} threads"
-    )
-    stock_ms, ours_ms = medians["stock"] * 1e3, medians["ours"] * 1e3
-    print(f"stock Opacus {stock_ms:.1f} ms, corrnoise p = 4 {ours_ms:.1f} ms")
-    print(f"ratio {medians['ours'] / medians['stock']:.3f}")
+    size, threads = made["plain"][1], torch.get_num_threads()
+    print(f"{size:,} parameters, batch {BATCH}, {given.steps} steps, {threads} threads")
+    rows = [
+        [name, f"{1e3 * value:.1f}", f"{value / medians['plain']:.2f}"]
+        for name, value in medians.items()
+    ]
+    print(_tables.text(["step", "ms", "over plain"], rows))
 
 
 if __name__ == "__main__":

@@ -78,8 +78,8 @@ def amplified_lambda_cgd(
     >>> A = cn.workloads.prefix_sum(80)
     >>> found = cn.mechanisms.amplified_lambda_cgd(A, part, **budget)
     >>> before = cn.mechanisms.lambda_cgd(A, part)
-    >>> print(*(round(m.noising_coef[1], 1) for m in (before, found)))
-    -0.9 -0.6
+    >>> bool(before.noising_coef[1] < found.noising_coef[1] < -0.3)
+    True
     """
     error = AmplifiedError.checked(workload, participation, epsilon, delta, seed)
     largest = _best(workload, participation)[1]

@@ -454,10 +454,12 @@ def test_account_of_a_dataset_and_of_blt(run):
 
 
 def test_account_says_what_is_certain(run):
-    line = "account --mechanism dp_sgd --num-steps 40 --min-sep 10 --samples 5000"
-    _, out, _ = run(f"{line} --sampling balls-in-bins --epsilon 2 --delta 1e-5")
+    line = "account --num-steps 40 --min-sep 10 --sampling balls-in-bins --epsilon 2 --delta 1e-5"
+    _, out, _ = run(f"{line} --mechanism bisr --num-bands 4 --samples 50000")
     assert "certified (failure probability 1e-09)" in out
     assert "with certainty" in out
+    _, out, _ = run(f"{line} --mechanism dp_sgd")  # priced with no draws
+    assert "certified" not in out
 
 
 # compare

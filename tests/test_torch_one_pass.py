@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -247,8 +249,20 @@ def test_a_loss_that_is_no_mean_over_examples_is_refused():
     assert engine.steps_released == 0
 
 
-class TestHuggingFace:
-    """Whole models of Hugging Face, small, against a loop over the examples."""
+class TestWholeModels:
+    """Whole models, small, against a loop over the examples."""
+
+    def test_wide_resnet(self, monkeypatch):
+        monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+        from step_models import wide_resnet
+
+        torch.manual_seed(0)
+        net, x = wide_resnet(depth=10, widen=1), torch.randn(4, 3, 16, 16)
+
+        def loss(net, x):
+            return functional.cross_entropy(net(x), torch.ones(len(x), dtype=torch.long))
+
+        self.sizes(net, x, loss, 0.5)
 
     @staticmethod
     def sizes(net, x, loss, clip):

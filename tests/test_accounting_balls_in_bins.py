@@ -6,7 +6,7 @@ import pytest
 from PLD_accounting import gaussian_allocation_epsilon_range
 
 from corrnoise import mechanisms, workloads
-from corrnoise.accounting import allocation, balls_in_bins, certificates, gaussian, renyi
+from corrnoise.accounting import allocation, balls_in_bins, certain, gaussian, renyi
 from corrnoise.accounting import bins as bins_module
 
 ETA = 1e-9
@@ -103,7 +103,7 @@ def test_thinning_where_the_stride_does_not_divide_the_bins(monkeypatch):
     assert enumerated([2.0, 1.0], 0.222, 20.0) == pytest.approx(0.21, abs=2e-3)
     assert enumerated(thin.squares, 0.222, 20.0) >= whole
     np.testing.assert_allclose(thin.every_square, [2.0, 2.0, 1.0])
-    assert whole * 0.99 <= renyi.delta_bound(thin, 0.222, 20.0) <= whole * 1.02
+    assert whole * 0.99 <= certain.delta(thin, 0.222, 20.0) <= whole * 1.02
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -154,7 +154,7 @@ def test_two_bins_agree_with_numerical_integration(correlation, sigma, epsilon, 
     assert found.upper >= truth
     if direction == "add":
         assert balls_in_bins.add_bound(bins_module.Bins(gram), sigma, epsilon) >= truth
-    assert renyi.delta_bound(bins_module.Bins(gram), sigma, epsilon) >= truth * (1 - 1e-9)
+    assert certain.delta(bins_module.Bins(gram), sigma, epsilon) >= truth * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("folds", [1, 2, 3])
@@ -264,7 +264,7 @@ def test_moments_are_sums_over_tuples(order):
 
 def test_no_sampling_bound_is_close_for_the_identity():
     bins = bins_of(np.eye(1, 980)[0], 98)
-    bound = renyi.delta_bound(bins, 1.2388, 9.0)
+    bound = certain.delta(bins, 1.2388, 9.0)
     assert sampled(bins, 1.2388, 9.0).mean < bound < 1e-4
     plain = gaussian.delta(9.0, math.sqrt(10) / 1.2388)
     assert bound < plain / 50
@@ -326,7 +326,7 @@ def test_sums_beyond_the_period_count(common):
 def test_the_bound_stays_tight_for_many_bins_and_small_delta():
     """b = 5000, ε = 0.1: the grid without what is added for its errors needs 1.014 at δ = 1e-9."""
     bins = bins_of(np.eye(1, 5000)[0], 5000)
-    assert 1.0135 <= certificates.sure_noise(bins, 0.1, 1e-9) <= 1.02
+    assert 1.0135 <= certain.noise(bins, 0.1, 1e-9) <= 1.02
 
 
 @pytest.mark.parametrize(("sigma", "b", "epsilon"), [(0.6, 1000, 1.0), (1.0, 5000, 0.1)])
@@ -355,10 +355,10 @@ def test_the_bound_amplifies_at_very_small_epsilon():
     """b = 98, k = 10, ε = 0.1: a tenth of the unamplified noise is enough."""
     bins = bins_of(np.eye(1, 980)[0], 98)
     plain = gaussian.noise_multiplier(0.1, 1e-6, math.sqrt(10))
-    assert certificates.sure_noise(bins, 0.1, 1e-6) < 0.15 * plain
+    assert certain.noise(bins, 0.1, 1e-6) < 0.15 * plain
     bisr = mechanisms.bisr(workloads.prefix_sum(980), num_bands=4).strategy_coef
     plain = gaussian.noise_multiplier(0.1, 1e-6, bins_of(bisr, 98).longest)
-    assert certificates.sure_noise(bins_of(bisr, 98), 0.1, 1e-6) < 0.75 * plain
+    assert certain.noise(bins_of(bisr, 98), 0.1, 1e-6) < 0.75 * plain
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import corrnoise as cn
-from corrnoise.accounting import balls_in_bins, certificates, gaussian, pld
+from corrnoise.accounting import balls_in_bins, certain, certificates, gaussian, pld
 from corrnoise.algebra.rational import Rational
 
 CIFAR = cn.Participation(980, 98, 10)
@@ -100,12 +100,12 @@ def test_no_price_is_above_the_bound_without_sampling():
     part = cn.Participation(60, 60, 1)
     m = cn.mechanisms.bisr(cn.workloads.prefix_sum(60), num_bands=2)
     options = {"sampling": "balls-in-bins", "samples": 1_000}
-    sure = certificates.sure_noise(m.bins(60), 1.0, 1e-6)
+    sure = certain.noise(m.bins(60), 1.0, 1e-6)
     c = cn.calibrate(m, part, epsilon=1.0, delta=1e-6, **options)
     assert (c.kind, c.noise_multiplier) == ("bound", sure)
     assert sure < 0.5 * cn.calibrate(m, part, epsilon=1.0, delta=1e-6).noise_multiplier
     assert cn.account(m, part, noise_multiplier=sure, epsilon=1.0, **options).delta <= 1e-6
-    early = certificates.sure_epsilon(m.first(30).bins(60), sure, 1e-6)
+    early = certain.epsilon(m.first(30).bins(60), sure, 1e-6)
     assert c.spent(30, samples=1_000) <= early
 
 
@@ -121,7 +121,7 @@ def test_a_confirmation_widens_and_does_not_fall_to_the_bound(monkeypatch):
         return dataclasses.replace(found, mean=1.0) if sigma < 1.15 * first[0] else found
 
     monkeypatch.setattr(certificates.balls_in_bins, "estimate", failing)
-    monkeypatch.setattr(certificates, "sure_noise", lambda bins, epsilon, delta: 10.0)
+    monkeypatch.setattr(certain, "delta", lambda bins, sigma, epsilon: 1.0)
     m = cn.mechanisms.bsr(cn.workloads.prefix_sum(48), num_bands=4)
     bins, draws = m.bins(12), certificates.Draws.checked(1e-9, 5_000, 0, None)
     sigma, found = certificates.certified_noise(bins, 2.0, 1e-5, draws)

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -72,21 +73,53 @@ _CANCELLATION = 4e-15
 _MOST_GROUPS = 4
 
 
-def delta_bound(bins: Bins, sigma: float, epsilon: float) -> float:
-    r"""An upper bound of δ(ε) of both directions.
+@dataclass(frozen=True)
+class Comparison:
+    """Independent bins with a common part that may replace the bins of a strategy.
 
-    If the means are orthogonal, their squares are used as they are, and the bound is tight.
-    Otherwise, for a distance w, the t = ⌊b/w⌋ bins r, r+w, …, counted mod b, are at least w apart
-    either way round. P is the average over r of their mixtures P_r, and the hockey-stick divergence
-    is jointly convex; so δ is at most that of t means with the largest square and the largest inner
-    product at a distance of w to b-w. The best of several w is kept.
+    Attributes:
+        groups: (‖·‖² of the own part, number of bins), for σ = 1.
+        common: the common inner product g, for σ = 1.
     """
-    if not 0.0 <= epsilon <= _LARGEST_EPSILON:
-        return 1.0
-    choices = _comparable(bins, sigma)
-    if len(choices) > 1:
-        choices.sort(key=lambda each: max(_best(x, *each, epsilon)[0] for x in (_remove, _add)))
-    return delta(*choices[0], epsilon)
+
+    groups: Groups
+    common: float
+
+    def __call__(self, sigma: float, epsilon: float) -> float:
+        """An upper bound of δ(ε) of both directions at this noise."""
+        return delta(*self._at(sigma), epsilon)
+
+    def coarse(self, sigma: float, epsilon: float) -> float:
+        """The same on a coarse grid, to compare."""
+        if not 0.0 <= epsilon <= _LARGEST_EPSILON:
+            return 1.0
+        return max(_best(x, *self._at(sigma), epsilon)[0] for x in (_remove, _add))
+
+    def _at(self, sigma: float) -> tuple[Groups, float]:
+        squared = sigma**2
+        return [(own / squared, count) for own, count in self.groups], self.common / squared
+
+
+def comparisons(bins: Bins) -> list[Comparison]:
+    r"""The comparisons that hold for these bins; for orthogonal means one that is tight.
+
+    If the means are orthogonal, their squares are used as they are. Otherwise, for a distance w,
+    the t = ⌊b/w⌋ bins r, r+w, …, counted mod b, are at least w apart either way round. P is the
+    average over r of their mixtures P_r, and the hockey-stick divergence is jointly convex; so δ is
+    at most that of t means with the largest square and the largest inner product at a distance of w
+    to b-w.
+    """
+    b, lags = bins.every_square.size, np.maximum(bins.every_lag, 0.0)
+    if bins.orthogonal:
+        squares, counts = np.unique(bins.every_square, return_counts=True)
+        if squares.size <= _MOST_GROUPS:
+            return [Comparison(tuple(zip(squares.tolist(), counts.tolist(), strict=True)), 0.0)]
+    result: list[Comparison] = []
+    for window in sorted(set(np.geomspace(1, max(b // 2, 1), 12).astype(int).tolist())):
+        between = lags[window : b - window + 1]
+        common = float(np.max(between)) if b // window > 1 else 0.0
+        result.append(Comparison(((float(lags[0]) - common, b // window),), common))
+    return result
 
 
 def delta(groups: Groups, common: float, epsilon: float) -> float:
@@ -114,22 +147,6 @@ def _best(
 ) -> tuple[float, float]:
     """The least δ on a coarse grid over the reaches, and the reach that has it."""
     return min((direction(groups, common, epsilon, reach, _COARSE), reach) for reach in _REACHES)
-
-
-def _comparable(bins: Bins, sigma: float) -> list[tuple[Groups, float]]:
-    """Own variances and common part of sets of bins that can replace the bins."""
-    b, lags = bins.every_square.size, np.maximum(bins.every_lag, 0.0) / sigma**2
-    if b == 1 or np.max(lags[1:]) == 0.0:
-        squares, counts = np.unique(bins.every_square, return_counts=True)
-        if squares.size <= _MOST_GROUPS:
-            pairs = zip(squares.tolist(), counts.tolist(), strict=True)
-            return [([(square / sigma**2, count) for square, count in pairs], 0.0)]
-    result: list[tuple[Groups, float]] = []
-    for window in sorted(set(np.geomspace(1, max(b // 2, 1), 12).astype(int).tolist())):
-        between = lags[window : b - window + 1]
-        common = float(np.max(between)) if b // window > 1 else 0.0
-        result.append(([(float(lags[0]) - common, b // window)], common))
-    return result
 
 
 def _remove(groups: Groups, common: float, epsilon: float, reach: float, points: int) -> float:

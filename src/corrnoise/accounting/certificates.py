@@ -11,7 +11,7 @@ from functools import cached_property
 from corrnoise import _checks as checks
 from corrnoise import _progress
 from corrnoise._progress import Progress
-from corrnoise.accounting import balls_in_bins, gaussian, renyi
+from corrnoise.accounting import balls_in_bins, certain, gaussian
 from corrnoise.accounting.balls_in_bins import Direction, Estimate
 from corrnoise.accounting.bins import Bins
 
@@ -19,8 +19,9 @@ from corrnoise.accounting.bins import Bins
 _ROOM = 2e-4
 _SEARCH_TOLERANCE = _ROOM / 4
 _WIDER = 3.0
-# The relative width of the bracket that a search with no draws ends with.
-_SURE_TOLERANCE = 1e-4
+# A search begins with a tenth of its draws, at least so many, and narrows to this relative width;
+# it ends at this part of what is private without amplification.
+_FEWEST, _NEAR, _LEAST = 1_000, 0.01, 1e-3
 MOST_ATTEMPTS = 30
 # The attempt of an account that takes no draws.
 NO_ATTEMPT = -1
@@ -34,6 +35,9 @@ _SEEDS: dict[Direction, int] = {"remove": 0, "add": 1}
 # a function of these alone, so one that is repeated to verify it takes them from here.
 _DRAWN: dict[tuple[object, ...], Estimate] = {}
 _MOST_DRAWN = 256
+
+# From the value that is searched for to (noise, ε).
+Point = Callable[[float], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -91,34 +95,36 @@ def certified_noise(
 ) -> tuple[float, Estimate | None]:
     """The least noise that draws certify for (ε, δ), and the estimate that certifies it.
 
-    Where draws certify no less than ``sure_noise``, it is that, without an estimate. Orthogonal
-    means need no draws: the bound is tight.
+    Where a bound with no draws (``certain``) needs no more noise, it is used instead, without an
+    estimate. Orthogonal means need no draws: the bound is tight.
     """
-    most = sure_noise(bins, epsilon, delta)
     if bins.orthogonal:
-        return most, None
+        return certain.noise(bins, epsilon, delta), None
     search = Search(bins, delta, draws)
-    start = _promising_noise(search, epsilon, most, _SEARCH_TOLERANCE)
-    return search.confirm(start, most, lambda sigma: (sigma, epsilon))
+    most = gaussian.noise_multiplier(epsilon, delta, bins.longest)
+    start = search.promising(lambda sigma: (sigma, epsilon), most, _SEARCH_TOLERANCE)
+    found = search.confirm(start, most, lambda sigma: (sigma, epsilon))
+    return found or (certain.noise(bins, epsilon, delta), None)
 
 
 def certified_epsilon(
     bins: Bins, sigma: float, delta: float, draws: Draws
 ) -> tuple[float, Estimate | None]:
     """The least ε that draws certify at this noise and δ, as in ``certified_noise``."""
-    most = sure_epsilon(bins, sigma, delta)
-    if bins.orthogonal:
-        return most, None
+    most = gaussian.epsilon(delta, bins.longest / sigma) if delta < 1.0 else 0.0
+    if bins.orthogonal or most == 0.0:
+        return certain.epsilon(bins, sigma, delta), None
     search = Search(bins, delta, draws)
-    start = bisect(lambda x: search.promising(sigma, x), 0.0, most, _SEARCH_TOLERANCE)
-    return search.confirm(start, most, lambda epsilon: (sigma, epsilon))
+    start = search.promising(lambda epsilon: (sigma, epsilon), most, _SEARCH_TOLERANCE)
+    found = search.confirm(start, most, lambda epsilon: (sigma, epsilon))
+    return found or (certain.epsilon(bins, sigma, delta), None)
 
 
 def certified_delta(
     bins: Bins, sigma: float, epsilon: float, draws: Draws
 ) -> tuple[float, Estimate | None]:
     """The least δ that draws certify at this noise and ε, as in ``certified_noise``."""
-    most = renyi.delta_bound(bins, sigma, epsilon)
+    most = certain.delta(bins, sigma, epsilon)
     if bins.orthogonal or draws.attempt == NO_ATTEMPT:
         return max(most, draws.enough), None
     return Search(bins, 0.0, draws).least_delta(sigma, epsilon, most)
@@ -130,70 +136,10 @@ def estimate_noise(bins: Bins, epsilon: float, delta: float, draws: Draws) -> fl
     It serves to rank mechanisms, in a tenth of the time; it certifies nothing.
     """
     if bins.orthogonal:
-        return sure_noise(bins, epsilon, delta)
+        return certain.noise(bins, epsilon, delta)
     search = Search(bins, delta, draws, _ESTIMATE_DRAWS)
     most = gaussian.noise_multiplier(epsilon, delta, bins.longest)
-    return _promising_noise(search, epsilon, most, _ESTIMATE_TOLERANCE)
-
-
-def sure_noise(bins: Bins, epsilon: float, delta: float) -> float:
-    """Noise that is (ε, δ)-DP with certainty, with no random draws."""
-    plain = gaussian.noise_multiplier(epsilon, delta, bins.longest)
-    if bins.every_square.size == 1:
-        return plain
-    low = 1e-3 * plain
-    b = bins.every_square.size
-    if b * delta < 1.0:
-        # One bin has a weight of 1/b in the mixture, so no less noise is private.
-        low = min(bins.longest / gaussian.mu(epsilon + math.log(b), b * delta), plain)
-    # From below: with very much noise the grid of the bound is too coarse, and it is loose again.
-    step = 0.05
-    while low < plain and renyi.delta_bound(bins, low, epsilon) > delta:
-        low, step = low * math.exp(step), 2.0 * step
-    top = min(low, plain)
-    return _least(lambda x: renyi.delta_bound(bins, x, epsilon), delta, 1e-3 * plain, top)
-
-
-def sure_epsilon(bins: Bins, sigma: float, delta: float) -> float:
-    """An ε that holds at this noise and δ with certainty, with no random draws."""
-    plain = gaussian.epsilon(delta, bins.longest / sigma) if delta < 1.0 else 0.0
-    if bins.every_square.size == 1 or renyi.delta_bound(bins, sigma, 0.0) <= delta:
-        return plain if bins.every_square.size == 1 else 0.0
-    return _least(lambda x: renyi.delta_bound(bins, sigma, x), delta, 1e-6 * plain, plain)
-
-
-def _least(bound: Callable[[float], float], delta: float, low: float, high: float) -> float:
-    """The least x in [low, high] with bound(x) ≤ δ, or a little more; ``high`` is private.
-
-    The root is found in the logarithms, where few evaluations are enough.
-    """
-    from scipy.optimize import brentq
-
-    def excess(log_x: float) -> float:
-        return math.log(max(bound(math.exp(log_x)), 1e-320)) - math.log(delta)
-
-    top, step, least = math.log(high), 0.25, math.log(low)
-    bottom = max(top - step, least)
-    while excess(bottom) <= 0.0:
-        if bottom == least:
-            return low
-        top, step = bottom, 2.0 * step
-        bottom = max(top - step, least)
-    if excess(top) < 0.0:
-        found = float(brentq(excess, bottom, top, xtol=_SURE_TOLERANCE / 2.0))
-        while found < top:
-            found += _SURE_TOLERANCE / 2.0
-            if excess(found) <= 0.0:
-                return min(math.exp(found), high)
-    return math.exp(top) if top < math.log(high) else high
-
-
-def _promising_noise(search: Search, epsilon: float, most: float, tolerance: float) -> float:
-    """Noise that is private by an estimate from few draws; ``most`` is proven to be private."""
-    low = most
-    while search.promising(low, epsilon) and low > 1e-3 * most:
-        low *= 0.8
-    return bisect(lambda x: search.promising(x, epsilon), low, most, tolerance)
+    return search.promising(lambda sigma: (sigma, epsilon), most, _ESTIMATE_TOLERANCE)
 
 
 class Search:
@@ -209,35 +155,45 @@ class Search:
         self.samples = draws.samples or max(20_000, min(500_000, 50_000_000 // bins.num_bins))
         self.few = few or max(1_000, self.samples // 10)
 
-    def promising(self, sigma: float, epsilon: float) -> bool:
-        """Whether the full number of draws would certify δ here, by an estimate from a few."""
-        if self.bins.num_bins == 1:
-            return False
-        failure, seed = self.draws.failure_probability / 4.0, (self.draws.seed, 0)
-        found = (
-            self._estimate(sigma, epsilon, direction, self.few, failure, seed)
-            for direction in self._directions(sigma, epsilon)
-        )
-        return all(e.upper_with(self.samples) <= self.delta for e in found)
+    def promising(self, point: Point, most: float, tolerance: float) -> float:
+        """The least value at which the full number of draws is likely to certify δ.
+
+        ``point`` turns a value into (noise, ε), and ``most`` is proven to be private. A search with
+        few draws is narrowed by one with more, all with the same random numbers, so that δ is a
+        smooth function and a root is found in few evaluations.
+        """
+        from scipy.optimize import brentq  # deferred, like all of SciPy, for a quick import
+
+        def excess(log_value: float, draws: int) -> float:
+            return self._log_upper(*point(math.exp(log_value)), draws) - math.log(self.delta)
+
+        top = math.log(most)
+        bottom, draws = top + math.log(_LEAST), max(_FEWEST, self.few // 10)
+        low, high = _bracket(lambda x: excess(x, draws), top, top, bottom, 0.2)
+        if low < high:
+            near = float(brentq(excess, low, high, (draws,), xtol=_NEAR / 2.0))
+            low, high = _bracket(lambda x: excess(x, self.few), near + _NEAR, top, bottom, _NEAR)
+        if low < high:
+            high = float(brentq(excess, low, high, (self.few,), xtol=tolerance / 2.0))
+        return min(math.exp(high + tolerance / 2.0), most)
 
     def confirm(
-        self, start: float, most: float, point: Callable[[float], tuple[float, float]]
-    ) -> tuple[float, Estimate | None]:
+        self, start: float, most: float, point: Point
+    ) -> tuple[float, Estimate | None] | None:
         """The first value from ``start`` upward that fresh draws certify.
 
-        ``point`` turns a value into (noise, ε). ``most`` needs no certificate. Each step is three
-        times as wide as the one before, so that ``most`` is reached only where nothing between is
-        certified.
+        Each step is three times as wide as the one before. ``None`` where a bound with no draws is
+        no worse, and where ``most`` is reached.
         """
         value = start
         for attempt in range(1, MOST_ATTEMPTS):
             value *= 1.0 + _ROOM * _WIDER ** (attempt - 1)
-            if value >= most:
+            if value >= most or certain.delta(self.bins, *point(value)) <= self.delta:
                 break
             found = self._certificate(*point(value), attempt)
             if found.upper <= self.delta:
                 return value, found
-        return most, None
+        return None
 
     def least_delta(
         self, sigma: float, epsilon: float, most: float
@@ -261,6 +217,15 @@ class Search:
         least = max(least, bound)
         repeats = self.draws.enough > 0.0
         return (least, replace(worst, attempt=0)) if least < most or repeats else (most, None)
+
+    def _log_upper(self, sigma: float, epsilon: float, draws: int) -> float:
+        """The logarithm of the δ that the full number of draws would certify, from a few."""
+        failure, seed = self.draws.failure_probability / 4.0, (self.draws.seed, 0)
+        found = (
+            self._estimate(sigma, epsilon, direction, draws, failure, seed)
+            for direction in self._directions(sigma, epsilon)
+        )
+        return max(math.log(max(each.upper_with(self.samples), 1e-320)) for each in found)
 
     def _certificate(self, sigma: float, epsilon: float, attempt: int) -> Estimate:
         """The estimate of the worse direction, from draws that are used for nothing else."""
@@ -330,12 +295,24 @@ def check_samples(samples: object) -> int:
     return checks.integer("samples", found, _LEAST_SAMPLES, _MOST_SAMPLES)
 
 
-def bisect(private: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """Narrow a bracket to this relative width and return its private end; ``high`` is private."""
-    while high - low > tolerance * high:
-        middle = (low + high) / 2.0
-        if private(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+def _bracket(
+    excess: Callable[[float], float], start: float, top: float, bottom: float, step: float
+) -> tuple[float, float]:
+    """Ends of an interval in which ``excess`` changes its sign; equal ends where there is none.
+
+    It falls with its argument. From ``start`` the steps double, down to ``bottom`` or up to
+    ``top``, where nothing needs to be evaluated.
+    """
+    x = min(start, top)
+    if x == top or excess(x) <= 0.0:
+        while x > bottom:
+            x, above, step = max(x - step, bottom), x, 2.0 * step
+            if excess(x) > 0.0:
+                # At the top itself the excess may be positive: then there is no root below it.
+                return (x, above) if excess(above) < 0.0 else (above, above)
+        return bottom, bottom
+    while x < top:
+        x, below, step = min(x + step, top), x, 2.0 * step
+        if excess(x) <= 0.0:
+            return below, x
+    return top, top

@@ -1,4 +1,4 @@
-r"""A bound on balls-in-bins with no random draws: always valid, failure probability 0.
+r"""A bound on balls-in-bins from moments of the likelihood ratio, with no random draws.
 
 **Removing, low orders.** With E_jl = exp(⟨m_j, m_l⟩/σ²) the moments
 
@@ -35,7 +35,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise.accounting import allocation, gaussian
+from corrnoise.accounting import gaussian
 from corrnoise.accounting.balls_in_bins import add_bound
 from corrnoise.accounting.bins import Bins
 
@@ -48,20 +48,14 @@ _MOST_QUADRUPLES = 200
 _LARGEST_EXPONENT = 100.0
 
 
-def delta_bound(bins: Bins, sigma: float, epsilon: float) -> float:
-    """An upper bound of δ(ε) in both directions, with no random draws.
+def delta(bins: Bins, sigma: float, epsilon: float) -> float:
+    """An upper bound of δ(ε) in both directions from the moments of the likelihood ratio.
 
     O(b⁴) for b up to 200, O(b³) for b up to 1000, O(b²) for more.
     """
     plain = gaussian.delta(epsilon, bins.longest / sigma)
-    if bins.every_square.size == 1:
-        return plain
-    both = min(plain, allocation.delta_bound(bins, sigma, epsilon))
-    if bins.orthogonal:
-        return both
-    remove = min(both, _exact_orders(bins, sigma, epsilon), _all_orders(bins, sigma, epsilon))
-    add = min(both, add_bound(bins, sigma, epsilon))
-    return max(remove, add)
+    remove = min(plain, _exact_orders(bins, sigma, epsilon), _all_orders(bins, sigma, epsilon))
+    return max(remove, min(plain, add_bound(bins, sigma, epsilon)))
 
 
 def _exact_orders(bins: Bins, sigma: float, epsilon: float) -> float:

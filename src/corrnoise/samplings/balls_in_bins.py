@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from corrnoise.accounting import Draws, Estimate, bins, certificates, gaussian, renyi
+from corrnoise.accounting import Draws, Estimate, bins, certain, certificates, gaussian
 from corrnoise.accounting.bins import Bins
 from corrnoise.bounds import lower_bound
 from corrnoise.mechanisms import Mechanism
@@ -25,7 +25,7 @@ from corrnoise.workloads import Workload
 class BallsInBins(Sampling):
     r"""Balls-in-bins, certified by importance sampling (``corrnoise.accounting.balls_in_bins``).
 
-    Where a bound with no random draws (``corrnoise.accounting.renyi``) is better, it is used.
+    Where a bound with no random draws (``corrnoise.accounting.certain``) is better, it is used.
 
     Valid for C ≥ 0 where every bin is used as often as the steps allow. The bins of the batches
     are uniform up to a statistical distance of b/2^64 for each example.
@@ -66,7 +66,7 @@ class BallsInBins(Sampling):
     ) -> float:
         """A bound with no random draws; tight for DP-SGD, else mostly looser than a certificate."""
         found = _bins(mechanism, participation, num_steps)
-        return renyi.delta_bound(found, noise_multiplier, epsilon)
+        return certain.delta(found, noise_multiplier, epsilon)
 
     def calibrate(
         self,
@@ -174,7 +174,7 @@ class BallsInBins(Sampling):
             delta,
             kind,
             draws.failure_probability if found else 0.0,
-            certificates.sure_epsilon(means, sigma, delta) if search else epsilon,
+            certain.epsilon(means, sigma, delta) if search else epsilon,
             found,
         )
 

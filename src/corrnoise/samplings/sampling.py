@@ -11,12 +11,12 @@ import dataclasses
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
 from corrnoise.accounting import gaussian
-from corrnoise.accounting.certificates import Draws, bisect
+from corrnoise.accounting.certificates import Draws
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
@@ -96,7 +96,7 @@ class Sampling(ABC):
         low = high
         while private(low) and low > 1e-3 * high:
             low /= 2.0
-        return bisect(private, low, high, _TOLERANCE)
+        return _bisect(private, low, high, _TOLERANCE)
 
     def epsilon(
         self,
@@ -118,7 +118,7 @@ class Sampling(ABC):
         high = 1.0
         while not private(high):
             high *= 2.0
-        return bisect(private, 0.0, high, _TOLERANCE)
+        return _bisect(private, 0.0, high, _TOLERANCE)
 
     def calibrate(
         self,
@@ -274,3 +274,14 @@ def delta_rounded_up(delta: float) -> float:
     if math.isnan(delta):
         raise ArithmeticError("δ is not a number")
     return min(max(delta * (1.0 + _ROUNDING), sys.float_info.min), 1.0)
+
+
+def _bisect(private: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
+    """Narrow a bracket to this relative width and return its private end; ``high`` is private."""
+    while high - low > tolerance * high:
+        middle = (low + high) / 2.0
+        if private(middle):
+            high = middle
+        else:
+            low = middle
+    return high

@@ -49,7 +49,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,8 +62,8 @@ Direction = Literal["remove", "add"]
 
 # Triples of bins, which take b³ operations, are used up to this many bins.
 _MOST_TRIPLES = 400
-# Floats that one thread works on at a time.
-_BLOCK = 1 << 21
+# Floats that one thread draws at a time, and those that it then works on: they fit into a cache.
+_BLOCK, _CHUNK = 1 << 21, 1 << 15
 
 
 @dataclass(frozen=True)
@@ -120,19 +120,22 @@ def estimate(
     failure_probability: float,
     seed: tuple[int, ...],
     progress: Progress | None = None,
+    shape: Shape | None = None,
+    normals: Normals | None = None,
 ) -> Estimate:
     """Estimate δ(ε) of one direction, with a certified upper bound.
 
-    The random numbers depend on ``seed`` alone, not on σ, ε or the number of cores.
+    The random numbers depend on ``seed`` alone, not on σ, ε or the number of cores. A search at
+    many σ or ε saves time by a fixed ``shape`` and by keeping its ``normals``.
     """
     tilt = (
-        _tilt_remove(bins, sigma, epsilon)
+        _tilt_remove(bins, sigma, epsilon, shape)
         if direction == "remove"
         else _tilt_add(bins, sigma, epsilon)
     )
     total = square = 0.0
     done = 0
-    for count, first, second in _in_blocks(bins, tilt.values, samples, seed):
+    for count, first, second in _in_blocks(bins, tilt.values, samples, seed, normals):
         total, square, done = total + first, square + second, done + count
         if progress is not None:
             progress(done, samples)
@@ -158,38 +161,47 @@ class _Tilt:
     largest: float
 
 
-def _tilt_remove(bins: Bins, sigma: float, epsilon: float) -> _Tilt:
-    d = bins.squares / sigma**2
-    chosen = tuples(bins, sigma, epsilon)
+def _tilt_remove(bins: Bins, sigma: float, epsilon: float, shape: Shape | None = None) -> _Tilt:
+    half = bins.squares / (2.0 * sigma**2)
+    if shape is None:
+        chosen = tuples(bins, sigma, epsilon)
+    else:
+        chosen = Tuples(bins, sigma, epsilon, shape.theta, shape.folds)
     theta, folds = chosen.theta, chosen.folds
 
     def values(generator: np.random.Generator, noise: Array) -> Array:
-        x = noise / sigma
-        for bin_ in chosen.draw(generator, noise.shape[0]):
-            x += bins.gram[bin_] * (theta / sigma**2)
-        x -= d / 2.0
-        top = np.max(x, axis=1, keepdims=True)
-        x -= top
-        loss = top[:, 0] + np.log(np.mean(np.exp(x), axis=1))
-        x *= theta
-        power = folds * (theta * top[:, 0] + np.log(np.mean(np.exp(x, out=x), axis=1)))
-        weight = np.exp(np.minimum(loss - power + chosen.log_z, 700.0))
-        return weight * -np.expm1(np.minimum(epsilon - loss, 0.0))
+        scaled, bins_of = bins.gram * (theta / sigma**2), chosen.draw(generator, noise.shape[0])
+        result = np.empty(noise.shape[0])
+        for rows in _chunks(noise):
+            x = noise[rows] * (1.0 / sigma)
+            x -= half
+            for bin_ in bins_of:
+                x += scaled[bin_[rows]]
+            top = np.max(x, axis=1)
+            x -= top[:, None]
+            loss = top + np.log(np.mean(np.exp(x), axis=1))
+            x *= theta
+            power = folds * (theta * top + np.log(np.mean(np.exp(x, out=x), axis=1)))
+            weight = np.exp(np.minimum(loss - power + chosen.log_z, 700.0))
+            result[rows] = weight * -np.expm1(np.minimum(epsilon - loss, 0.0))
+        return result
 
     # The weights are capped at e^700 too; a W that large certifies nothing.
     return _Tilt(values, math.exp(min(chosen.log_largest, 700.0)))
 
 
-def tuples(bins: Bins, sigma: float, epsilon: float) -> Tuples:
+class Shape(NamedTuple):
+    """The number of folds f and θ."""
+
+    folds: int
+    theta: float
+
+
+def tuples(bins: Bins, sigma: float, epsilon: float, most_triples: int = _MOST_TRIPLES) -> Tuples:
     """The distribution of tuples with the least W, over the number of folds and θ."""
-    return min(
-        (_best_tuples(bins, sigma, epsilon, folds) for folds in _folds(bins)),
-        key=lambda t: t.log_largest,
-    )
-
-
-def _folds(bins: Bins) -> tuple[int, ...]:
-    return (1, 2, 3) if bins.num_bins <= _MOST_TRIPLES else (1, 2)
+    folds = (1, 2, 3) if bins.num_bins <= most_triples else (1, 2)
+    found = (_best_tuples(bins, sigma, epsilon, each) for each in folds)
+    return min(found, key=lambda t: t.log_largest)
 
 
 def _best_tuples(bins: Bins, sigma: float, epsilon: float, folds: int) -> Tuples:
@@ -245,6 +257,11 @@ class Tuples:
             - tau * math.log(tau)
         )
 
+    @property
+    def shape(self) -> Shape:
+        """The number of folds and θ."""
+        return Shape(self.folds, self.theta)
+
     def draw(self, generator: np.random.Generator, count: int) -> list[Indices]:
         """Draw ``count`` tuples: one array of bins for each fold."""
         last = self.first.size - 1
@@ -269,20 +286,46 @@ def _tilt_add(bins: Bins, sigma: float, epsilon: float) -> _Tilt:
     margin = epsilon - float(np.mean(d)) / 2.0
     spread = bins.mean_square / sigma**2
     tau = max(margin / spread, 0.0)
-    shift = tau * bins.inner_with_mean / sigma**2
+    down = tau * bins.inner_with_mean / sigma**2 + d / 2.0
 
     def values(generator: np.random.Generator, noise: Array) -> Array:
-        x = noise / sigma
-        along = np.mean(x, axis=1) - tau * spread  # ⟨m̄, y⟩/σ²
-        x -= shift
-        x -= d / 2.0
-        top = np.max(x, axis=1)
-        loss = top + np.log(np.mean(np.exp(x - top[:, None]), axis=1))
-        inside = loss < -epsilon
-        weight = np.exp(np.where(inside, tau * along + tau * tau * spread / 2.0, -np.inf))
-        return weight * -np.expm1(np.minimum(epsilon + loss, 0.0))
+        result = np.empty(noise.shape[0])
+        for rows in _chunks(noise):
+            x = noise[rows] * (1.0 / sigma)
+            along = np.mean(x, axis=1) - tau * spread  # ⟨m̄, y⟩/σ²
+            x -= down
+            top = np.max(x, axis=1)
+            x -= top[:, None]
+            loss = top + np.log(np.mean(np.exp(x, out=x), axis=1))
+            inside = loss < -epsilon
+            weight = np.exp(np.where(inside, tau * along + tau * tau * spread / 2.0, -np.inf))
+            result[rows] = weight * -np.expm1(np.minimum(epsilon + loss, 0.0))
+        return result
 
     return _Tilt(values, math.exp(-tau * margin + tau * tau * spread / 2.0))
+
+
+def _chunks(noise: Array) -> Iterator[slice]:
+    """Parts of the rows that fit into a cache."""
+    size = max(1, _CHUNK // noise.shape[1])
+    for start in range(0, noise.shape[0], size):
+        yield slice(start, start + size)
+
+
+class Normals:
+    """The Gaussian inner products of a seed's draws, which σ and ε do not change."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, ...], tuple[Array, Any]] = {}
+
+    def draw(
+        self, bins: Bins, generator: np.random.Generator, count: int, key: tuple[int, ...]
+    ) -> Array:
+        """The next draws of a generator, which is left in the state that it has after them."""
+        if key not in self._kept:
+            self._kept[key] = bins.draw(generator, count), generator.bit_generator.state
+        noise, generator.bit_generator.state = self._kept[key]
+        return noise
 
 
 def _in_blocks(
@@ -290,6 +333,7 @@ def _in_blocks(
     values: Callable[[np.random.Generator, Array], Array],
     samples: int,
     seed: tuple[int, ...],
+    normals: Normals | None,
 ) -> Iterator[tuple[int, float, float]]:
     """Counts, sums and sums of squares of the integrand, block by block, on all cores."""
     size = max(1, min(samples, _BLOCK // bins.num_bins))
@@ -297,7 +341,12 @@ def _in_blocks(
 
     def block(index: int) -> tuple[int, float, float]:
         generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,)))
-        found = values(generator, bins.draw(generator, counts[index]))
+        if normals is None:
+            noise = bins.draw(generator, counts[index])
+        else:
+            key = (*seed, index, counts[index])
+            noise = normals.draw(bins, generator, counts[index], key)
+        found = values(generator, noise)
         return counts[index], float(np.sum(found)), float(np.sum(found * found))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

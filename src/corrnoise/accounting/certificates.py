@@ -22,6 +22,10 @@ _WIDER = 3.0
 # A search begins with a tenth of its draws, at least so many, and narrows to this relative width;
 # it ends at this part of what is private without amplification.
 _FEWEST, _NEAR, _LEAST = 1_000, 0.01, 1e-3
+# How often the proposal of a search is chosen anew.
+_RESHAPES = 6
+# At first triples of bins are used up to this many bins: they take b³ operations at every point.
+_QUICK_TRIPLES = 128
 MOST_ATTEMPTS = 30
 # The attempt of an account that takes no draws.
 NO_ATTEMPT = -1
@@ -139,7 +143,10 @@ def estimate_noise(bins: Bins, epsilon: float, delta: float, draws: Draws) -> fl
         return certain.noise(bins, epsilon, delta)
     search = Search(bins, delta, draws, _ESTIMATE_DRAWS)
     most = gaussian.noise_multiplier(epsilon, delta, bins.longest)
-    return search.promising(lambda sigma: (sigma, epsilon), most, _ESTIMATE_TOLERANCE)
+    found = search.promising(lambda sigma: (sigma, epsilon), most, _ESTIMATE_TOLERANCE)
+    if certain.delta(bins, found, epsilon) <= delta:
+        return certain.noise(bins, epsilon, delta)
+    return found
 
 
 class Search:
@@ -164,18 +171,45 @@ class Search:
         """
         from scipy.optimize import brentq  # deferred, like all of SciPy, for a quick import
 
-        def excess(log_value: float, draws: int) -> float:
-            return self._log_upper(*point(math.exp(log_value)), draws) - math.log(self.delta)
+        normals = balls_in_bins.Normals()
 
-        top = math.log(most)
-        bottom, draws = top + math.log(_LEAST), max(_FEWEST, self.few // 10)
-        low, high = _bracket(lambda x: excess(x, draws), top, top, bottom, 0.2)
-        if low < high:
-            near = float(brentq(excess, low, high, (draws,), xtol=_NEAR / 2.0))
-            low, high = _bracket(lambda x: excess(x, self.few), near + _NEAR, top, bottom, _NEAR)
-        if low < high:
-            high = float(brentq(excess, low, high, (self.few,), xtol=tolerance / 2.0))
-        return min(math.exp(high + tolerance / 2.0), most)
+        def rough(log_value: float) -> float:
+            at = point(math.exp(log_value))
+            shape = balls_in_bins.tuples(self.bins, *at, _QUICK_TRIPLES).shape
+            return self._log_upper(*at, fewest, shape, normals) - math.log(self.delta)
+
+        top, fewest = math.log(most), max(_FEWEST, self.few // 10)
+        bottom = top + math.log(_LEAST)
+        low, high = _bracket(rough, top, top, bottom, 0.2)
+        if low == high:
+            return most
+        near = found = float(brentq(rough, low, high, xtol=_NEAR / 2.0))
+        for _ in range(_RESHAPES):
+            found = self._root(point, near, (bottom, top), tolerance, normals)
+            if abs(found - near) <= _NEAR:
+                break
+            near = found
+        return min(math.exp(found + tolerance / 2.0), most)
+
+    def _root(
+        self,
+        point: Point,
+        near: float,
+        limits: tuple[float, float],
+        tolerance: float,
+        normals: balls_in_bins.Normals,
+    ) -> float:
+        """The logarithm of the promising value, with the proposal that is best at ``near``."""
+        from scipy.optimize import brentq
+
+        shape = balls_in_bins.tuples(self.bins, *point(math.exp(near))).shape
+
+        def excess(log_value: float) -> float:
+            at = point(math.exp(log_value))
+            return self._log_upper(*at, self.few, shape, normals) - math.log(self.delta)
+
+        low, high = _bracket(excess, near + _NEAR / 2.0, limits[1], limits[0], _NEAR)
+        return float(brentq(excess, low, high, xtol=tolerance / 2.0)) if low < high else high
 
     def confirm(
         self, start: float, most: float, point: Point
@@ -218,11 +252,27 @@ class Search:
         repeats = self.draws.enough > 0.0
         return (least, replace(worst, attempt=0)) if least < most or repeats else (most, None)
 
-    def _log_upper(self, sigma: float, epsilon: float, draws: int) -> float:
+    def _log_upper(
+        self,
+        sigma: float,
+        epsilon: float,
+        draws: int,
+        shape: balls_in_bins.Shape,
+        normals: balls_in_bins.Normals,
+    ) -> float:
         """The logarithm of the δ that the full number of draws would certify, from a few."""
-        failure, seed = self.draws.failure_probability / 4.0, (self.draws.seed, 0)
         found = (
-            self._estimate(sigma, epsilon, direction, draws, failure, seed)
+            balls_in_bins.estimate(
+                self.bins,
+                sigma,
+                epsilon,
+                direction,
+                samples=draws,
+                failure_probability=self.draws.failure_probability / 4.0,
+                seed=(self.draws.seed, 0, _SEEDS[direction]),
+                shape=shape,
+                normals=normals,
+            )
             for direction in self._directions(sigma, epsilon)
         )
         return max(math.log(max(each.upper_with(self.samples), 1e-320)) for each in found)
@@ -254,35 +304,20 @@ class Search:
         key = (self._digest, sigma, epsilon, direction, self.samples, *seed)
         if self.draws.enough and key in _DRAWN:
             return replace(_DRAWN[key], failure_probability=failure_probability)
-        progress = self.draws.progress
-        found = self._estimate(
-            sigma, epsilon, direction, self.samples, failure_probability, seed, progress
+        found = balls_in_bins.estimate(
+            self.bins,
+            sigma,
+            epsilon,
+            direction,
+            samples=self.samples,
+            failure_probability=failure_probability,
+            seed=(*seed, _SEEDS[direction]),
+            progress=self.draws.progress,
         )
         if len(_DRAWN) >= _MOST_DRAWN:
             _DRAWN.clear()
         _DRAWN[key] = replace(found, seed=self.draws.seed, attempt=attempt)
         return _DRAWN[key]
-
-    def _estimate(
-        self,
-        sigma: float,
-        epsilon: float,
-        direction: Direction,
-        samples: int,
-        failure_probability: float,
-        seed: tuple[int, int],
-        progress: Progress | None = None,
-    ) -> Estimate:
-        return balls_in_bins.estimate(
-            self.bins,
-            sigma,
-            epsilon,
-            direction,
-            samples=samples,
-            failure_probability=failure_probability,
-            seed=(*seed, _SEEDS[direction]),
-            progress=progress,
-        )
 
     @cached_property
     def _digest(self) -> bytes:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from corrnoise.torch.clipping import gram
-from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part, product, squared, unit
+from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part
+from corrnoise.torch.clipping.products import product, squared, unit
 
 _CHUNK = {"cuda": 1 << 27, "cpu": 1 << 21}  # elements of patches that are made at once
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from corrnoise.torch.clipping.products import product
+
 _TILE = 128
 
 
@@ -33,8 +35,6 @@ def norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """
     if left.is_cuda and left.shape[1] >= 32 and has_triton():
         return _fused(left, right)
-    from corrnoise.torch.clipping.parts import product
-
     lefts = product(left, left.transpose(1, 2))
     rights = product(right, right.transpose(1, 2))
     squares = torch.linalg.vecdot(lefts.flatten(1), rights.flatten(1))

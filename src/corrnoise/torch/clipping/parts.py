@@ -27,11 +27,10 @@ import torch
 from torch import Tensor
 
 from corrnoise.torch.clipping import gram
+from corrnoise.torch.clipping.products import full_precision, matmul_unit, product, squared
 
 # Errors of additions in float32, as a share of R²: matrix units cut the sum at every few terms.
 _ADDITIONS, _ADDITIONS_CUT = 2.0**-23, 2.0**-15
-
-_UNITS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-22}
 
 
 @dataclass(frozen=True)
@@ -95,24 +94,6 @@ class Factors:
         scaled = tensor * values.view(-1, *[1] * (tensor.dim() - 1))
         self._last = (key, tensor, scaled)
         return scaled
-
-
-def unit(factor: Tensor, *, tf32: bool) -> float:
-    """What the factors of a product are rounded by, at most, between the norm and the sum.
-
-    Both factors are cut to the bits of the matrix unit, and the clip factor times one of them is
-    cut once more.
-    """
-    if not factor.is_cuda:  # products are made in float32 there
-        return _UNITS[torch.float32]
-    if factor.dtype == torch.float32 and tf32:
-        return 2.0**-9
-    return _UNITS[factor.dtype]
-
-
-def matmul_unit(factor: Tensor) -> float:
-    """The unit of matrix products."""
-    return unit(factor, tf32=bool(torch.backends.cuda.matmul.allow_tf32))
 
 
 class Part(ABC):
@@ -301,33 +282,6 @@ def together(parts: list[Part]) -> Part:
     for part in parts[1:]:
         grads = grads + part.each()
     return Direct(grads)
-
-
-def squared(rows: Tensor) -> Tensor:
-    """Squared norms of rows, in float32."""
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32).square()
-
-
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """A product of matrices whose sums and result are float32, whatever the factors are."""
-    if left.dtype == right.dtype == torch.float32:
-        return left @ right
-    if left.is_cuda and left.dtype == right.dtype:
-        if left.dim() == 2:
-            return torch.mm(left, right, out_dtype=torch.float32)
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()
-
-
-class full_precision:  # noqa: N801
-    """A context in which products of float32 matrices are not rounded to TF32."""
-
-    def __enter__(self) -> None:
-        self._before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = False
-
-    def __exit__(self, *_: object) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = self._before
 
 
 def _joined(parts: list[Outer]) -> Outer | None:

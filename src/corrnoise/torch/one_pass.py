@@ -19,7 +19,7 @@ from corrnoise.torch import opacus
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.separate import check_loss
 from corrnoise.torch.loader import StepSampler
-from corrnoise.torch.placement import flattened, local, place
+from corrnoise.torch.placement import flattened, local, place, trained
 from corrnoise.torch.processes import Processes
 
 _MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -54,7 +54,7 @@ class OnePassSums:
         sampler: StepSampler,
         options: opacus.Options,
     ) -> None:
-        self.params, self.clip_norm = _trained(optimizer), options.clip_norm
+        self.params, self.clip_norm = trained(optimizer), options.clip_norm
         self.optimizer, self._processes, self._sampler = optimizer, processes, sampler
         self._divisor = float(plan.divisor) if options.loss_reduction == "mean" else 1.0
         if isinstance(module, DistributedDataParallel):
@@ -116,7 +116,7 @@ class OnePassSums:
     def check(self) -> None:
         """Raise if the settings or the parameters have changed."""
         self._pinned.check(opacus.Pinned.of(self._wrapped))
-        opacus.check_params(self.params, _trained(self.optimizer))
+        opacus.check_params(self.params, trained(self.optimizer))
 
     def gradients(self) -> list[torch.Tensor]:
         """The sums, as one flat vector: of this process's examples, or its shards of all sums."""
@@ -183,10 +183,6 @@ def objection(module: nn.Module, options: opacus.Options) -> str:
         if getattr(part, "track_running_stats", False):
             return f"{name!r} keeps running statistics of the data, which are not private"
     return ""
-
-
-def _trained(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from corrnoise._extras import has_triton
 from corrnoise.torch.clipping import gram
 from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part
 from corrnoise.torch.clipping.products import product, squared, unit
@@ -68,7 +69,7 @@ class Convolution(Part):
 
     def norms(self) -> Norms:
         """For each example, by whichever way is cheaper at these sizes."""
-        if self._left.is_cuda and self._left.dim() == 4 and gram.has_triton():
+        if self._left.is_cuda and self._left.dim() == 4 and has_triton():
             return self._fused()
         rows, columns = self.shape[0] // self._geometry.groups, math.prod(self.shape[1:])
         positions = math.prod(self._left.shape[2:])

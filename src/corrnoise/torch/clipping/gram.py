@@ -6,13 +6,12 @@ stores them; both are symmetric, so that half of the tiles is enough.
 
 from __future__ import annotations
 
-import functools
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from corrnoise._extras import has_triton
 from corrnoise.torch.clipping.products import product
 
 _TILE = 128
@@ -69,9 +68,3 @@ def _fused(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rowwise(factor: Tensor) -> Tensor:
     return factor if factor.stride(2) == 1 else factor.contiguous()
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether kernels can be compiled here."""
-    return find_spec("triton") is not None

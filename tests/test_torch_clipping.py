@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from corrnoise.torch.clipping import convolution, gram, handlers, normalisation
 from corrnoise.torch.clipping.clipper import Clipper
-from corrnoise.torch.clipping.parts import Direct, Outer
+from corrnoise.torch.clipping.parts import Direct, Outer, Rows, Tied, bound
+from corrnoise.torch.clipping.products import matmul_unit
 from corrnoise.torch.clipping.reference import clipped_sums
 
 CUDA = torch.cuda.is_available()
@@ -212,6 +213,27 @@ def test_gradients_that_cancel_are_counted_with_their_rounding():
     clipper = Clipper(linear, [linear.weight], 1.0, mean=False)
     (linear(x) * back).sum().backward()
     assert norm(clipper.sums()) <= 1.0
+
+
+def test_a_tied_weight_that_cancels_is_counted_with_the_rounding_of_its_cross_term():
+    """As a weight its gradients cancel, so that they are far shorter than what they are made of."""
+    torch.manual_seed(0)
+    examples, rows, columns = 200, 5, 4
+    left = 1e4 * torch.randn(examples, 1, rows)
+    right = 1e4 * torch.randn(examples, 1, columns)
+    outer = Outer(
+        torch.cat([left, left, left], 1), torch.cat([right, -0.5 * right, -0.5 * right], 1),
+        torch.Size([rows, columns]),
+    )  # fmt: skip
+    values = torch.randn(examples, 3, columns)
+    table = Rows(torch.randint(0, rows, (examples, 3)), values, torch.Size([rows, columns]), -1)
+    part = Tied(table, outer)
+    found = part.norms()
+    assert found.unit == matmul_unit(left)
+    lengths = (outer.left.norm(dim=2) * outer.right.norm(dim=2)).sum(1) + values.norm(dim=2).sum(1)
+    assert (found.spread.sum(1) >= lengths.square()).all()
+    true = part.each().double().flatten(1).norm(dim=1)
+    assert (bound([found]) >= true).all()
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])

@@ -210,7 +210,7 @@ class Rows(Part):
 
     def norms(self) -> Norms:
         """For each example: only equal rows meet."""
-        lengths = torch.linalg.vector_norm(self.values, dim=2, dtype=torch.float32)
+        lengths = _lengths(self.values)
         spread = lengths.sum(1).square()
         if self.index.shape[1] == 1:
             return Norms.of(lengths[:, 0].square(), spread, 0.0)
@@ -242,18 +242,26 @@ class Tied(Part):
         return self.rows.each() + self.outer.each()
 
     def norms(self) -> Norms:
-        """For each example, with the products of the two uses."""
-        table, weight = self.rows.norms(), self.outer.norms()
-        # (1 at index_t)·left_s is left_s[index_t]
-        index = self.rows.index[:, None, :].expand(-1, self.outer.left.shape[1], -1)
-        met = self.outer.left.float().gather(2, index)
-        products = product(self.outer.right, self.rows.values.transpose(1, 2))
+        """For each example, with the products of the two uses.
+
+        The three terms may cancel, so all are made from the same factors, which are not rounded.
+        The cross term is never taken from the gradients themselves: R counts in any case.
+        """
+        left, right = self.outer.left, self.outer.right
+        unit = matmul_unit(left)  # of the sums, which are rounded
+        with full_precision():
+            table, weight = self.rows.norms(), self.outer.norms()
+            # (1 at index_t)·left_s is left_s[index_t]
+            index = self.rows.index[:, None, :].expand(-1, left.shape[1], -1)
+            met = left.float().gather(2, index)
+            products = product(right, self.rows.values.transpose(1, 2))
         cross = (met * products).sum((1, 2))
+        lengths = _lengths(left) * _lengths(right)
         # (R + R')² is at most 2(R² + R'²)
         return Norms(
             torch.cat([table.squares, weight.squares, 2.0 * cross[:, None]], 1),
-            2.0 * torch.cat([table.spread, weight.spread], 1),
-            max(table.unit, weight.unit),
+            2.0 * torch.cat([table.spread, lengths.sum(1, keepdim=True).square()], 1),
+            unit,
         )
 
     def weighted(self, factors: Factors) -> Tensor:
@@ -282,6 +290,11 @@ def together(parts: list[Part]) -> Part:
     for part in parts[1:]:
         grads = grads + part.each()
     return Direct(grads)
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Of every example's row at every position, in float32."""
+    return torch.linalg.vector_norm(rows, dim=2, dtype=torch.float32)
 
 
 def _joined(parts: list[Outer]) -> Outer | None:

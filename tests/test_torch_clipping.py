@@ -39,6 +39,19 @@ class Language(nn.Module):
         return self.head(z + self.layer(z).tanh())
 
 
+class Translation(nn.Module):
+    """One table for two languages, of which each has another row for padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = (nn.Embedding(11, 6, padding_idx=i) for i in (2, 5))
+        self.target.weight = self.source.weight
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(self.source(x) * self.target(x.flip(1)).tanh())
+
+
 class Attention(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -109,6 +122,7 @@ MODELS = {
         words(5, 12),
     ),
     "language model": lambda: (Language(), words(5, 12)),
+    "one table with two paddings": lambda: (Translation(), words(5, 12)),
     "attention": lambda: (Attention(), torch.randn(4, 7, 8)),
     "encoder of torch": lambda: (
         nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), torch.randn(4, 7, 8),
@@ -226,7 +240,7 @@ def test_a_tied_weight_that_cancels_is_counted_with_the_rounding_of_its_cross_te
         torch.Size([rows, columns]),
     )  # fmt: skip
     values = torch.randn(examples, 3, columns)
-    table = Rows(torch.randint(0, rows, (examples, 3)), values, torch.Size([rows, columns]), -1)
+    table = Rows(torch.randint(0, rows, (examples, 3)), values, torch.Size([rows, columns]))
     part = Tied(table, outer)
     found = part.norms()
     assert found.unit == matmul_unit(left)

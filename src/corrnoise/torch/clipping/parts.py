@@ -193,11 +193,12 @@ class Rows(Part):
         index: (examples, positions), which row.
         values: (examples, positions, columns).
         shape: of the table.
-        padding: the row that is not trained, or -1.
+        padding: the row that is not trained by this use of the table, or -1.
     """
 
-    def __init__(self, index: Tensor, values: Tensor, shape: torch.Size, padding: int) -> None:
-        self.index, self.shape, self.padding = index, shape, padding
+    def __init__(self, index: Tensor, values: Tensor, shape: torch.Size, padding: int = -1) -> None:
+        self.index, self.shape = index, shape
+        # Here and nowhere else: another use of the same table may train that row.
         if padding >= 0:
             values = values.masked_fill((index == padding)[..., None], 0.0)
         self.values = values
@@ -221,9 +222,7 @@ class Rows(Part):
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
         scaled = self.values.float() * factors.values[:, None, None]
-        return torch.ops.aten.embedding_dense_backward(
-            scaled, self.index, self.shape[0], self.padding, False
-        )
+        return torch.ops.aten.embedding_dense_backward(scaled, self.index, self.shape[0], -1, False)
 
 
 class Tied(Part):
@@ -309,4 +308,4 @@ def _joined_rows(parts: list[Rows]) -> Rows | None:
         return parts[0] if parts else None
     index = torch.cat([part.index for part in parts], 1)
     values = torch.cat([part.values for part in parts], 1)
-    return Rows(index, values, parts[0].shape, parts[0].padding)
+    return Rows(index, values, parts[0].shape)

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from corrnoise.torch.clipping import convolution, gram, handlers, normalisation
+from corrnoise.torch.clipping import convolution, gram, handlers, normalisation, parts
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.parts import Direct, Outer, Rows, Tied, bound
-from corrnoise.torch.clipping.products import matmul_unit
+from corrnoise.torch.clipping.products import full_precision, matmul_unit, precision
 from corrnoise.torch.clipping.reference import clipped_sums
 
 CUDA = torch.cuda.is_available()
@@ -227,6 +227,60 @@ def test_gradients_that_cancel_are_counted_with_their_rounding():
     clipper = Clipper(linear, [linear.weight], 1.0, mean=False)
     (linear(x) * back).sum().backward()
     assert norm(clipper.sums()) <= 1.0
+
+
+@pytest.fixture(params=["high", "medium"])
+def low(request):
+    """A precision of matrix products with which a processor may cut factors to bfloat16."""
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(("positions", "size"), [(1, 40), (9, 40), (40, 5)])
+def test_no_example_exceeds_the_clip_norm_in_low_precision(low, positions, size, monkeypatch):
+    """The CPU here does not cut factors; others do."""
+
+    def cut(left, right):
+        if precision() != "highest":
+            left, right = left.bfloat16(), right.bfloat16()
+        return left.float() @ right.float()
+
+    for module in (gram, parts, convolution):
+        monkeypatch.setattr(module, "product", cut)
+    torch.manual_seed(0)
+    linear, x = nn.Linear(size, size), torch.randn(32, positions, size)
+    clipper = Clipper(linear, list(linear.parameters()), 0.5, mean=False)
+    for row in x:
+        (50.0 * value(linear(row[None]))).sum().backward()
+        assert 0.45 < norm(clipper.sums()) <= 0.5
+        clipper.drop()
+    assert precision() == low
+
+
+def test_full_precision_is_full_and_leaves_the_setting_as_it_was(low):
+    assert matmul_unit(torch.ones(1)) == 2.0**-7
+    module = nn.Conv2d(1, 1, 1)
+    x = torch.randn(2, 1, 3, 3)
+    part = convolution.Convolution(module, x, x)
+    assert part._counted(x, x).unit == 2.0**-7
+    with full_precision():
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert matmul_unit(torch.ones(1)) == part._counted(x, x).unit == 2.0**-22
+    assert torch.get_float32_matmul_precision() == low
+
+
+def test_a_precision_that_torch_cannot_tell_is_refused(monkeypatch):
+    def unknown():
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    linear = nn.Linear(5, 4)
+    clipper = Clipper(linear, list(linear.parameters()), 1.0)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", unknown)
+    value(linear(torch.randn(3, 2, 5))).mean().backward()
+    with pytest.raises(ValueError, match=r"must be set by torch\.set_float32_matmul_precision"):
+        clipper.sums()
+    assert clipper.examples == 0
 
 
 def test_a_tied_weight_that_cancels_is_counted_with_the_rounding_of_its_cross_term():

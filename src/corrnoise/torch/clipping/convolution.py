@@ -14,7 +14,13 @@ from torch.nn import functional
 from corrnoise._extras import has_triton
 from corrnoise.torch.clipping import gram
 from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part
-from corrnoise.torch.clipping.products import product, squared, unit
+from corrnoise.torch.clipping.products import (
+    convolution_precision,
+    cudnn_rounds,
+    product,
+    squared,
+    unit,
+)
 
 _CHUNK = {"cuda": 1 << 27, "cpu": 1 << 21}  # elements of patches that are made at once
 
@@ -115,7 +121,7 @@ class Convolution(Part):
         depth, warps, stages = (64, 8, 2) if large and positions <= 64 else (32, 4, 3)
         tiles = -(-rows // tall) * -(-channels // wide) * (entries // taps)
         found = left.new_empty(len(left) * geometry.groups, tiles, dtype=torch.float32)
-        exact = left.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
+        exact = left.dtype == torch.float32 and not cudnn_rounds()
         kernel: Any = squares
         with torch.cuda.device(left.device):
             kernel[(tiles, len(found))](
@@ -146,8 +152,7 @@ class Convolution(Part):
         return found[1].float()
 
     def _counted(self, squares: Tensor, spread: Tensor) -> Norms:
-        both = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-        return Norms(squares, spread, unit(self._left, tf32=bool(both)))
+        return Norms(squares, spread, unit(self._left, convolution_precision(self._left)))
 
     def _pieces(self) -> list[tuple[Tensor, Tensor]] | Any:
         """Gradients and patches of some examples at a time: (examples, groups, ·, positions)."""

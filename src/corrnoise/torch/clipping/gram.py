@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from corrnoise._extras import has_triton
-from corrnoise.torch.clipping.products import product
+from corrnoise.torch.clipping.products import precision, product
 
 _TILE = 128
 
@@ -55,7 +55,7 @@ def _fused(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     spread = make(examples, pairs, device=left.device, dtype=torch.float32)
     kernel: Any = gram
     wide = left.dtype == torch.float32
-    exact = wide and not torch.backends.cuda.matmul.allow_tf32
+    exact = wide and precision() == "highest"
     with torch.cuda.device(left.device):
         kernel[(pairs, examples)](
             left, right, squares, spread, positions, rows, columns,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 _UNITS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-22}
+# Of float32, where matrix units cut it.
+_TF32, _CUT_TO_BFLOAT16 = 2.0**-9, 2.0**-7
+
+T = TypeVar("T")
 
 
 def squared(rows: Tensor) -> Tensor:
@@ -27,30 +32,75 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return left.float() @ right.float()
 
 
-def unit(factor: Tensor, *, tf32: bool) -> float:
+def precision() -> str:
+    """In which products of float32 matrices are made: "highest", "high" or "medium".
+
+    Raises:
+        ValueError: the backends have settings of their own, which torch cannot sum up.
+    """
+    return _setting(
+        torch.get_float32_matmul_precision,
+        "the precision of matrix products must be set by torch.set_float32_matmul_precision",
+    )
+
+
+def convolution_precision(factor: Tensor) -> str:
+    """In which convolutions of float32 are made, or matrix products if that is lower."""
+    found = precision()
+    if not factor.is_cuda:
+        conv: Any = getattr(torch.backends.mkldnn, "conv", None)
+        rounds = getattr(conv, "fp32_precision", "none") not in ("none", "ieee")
+        return "medium" if rounds else found
+    return "high" if found == "highest" and cudnn_rounds() else found
+
+
+def cudnn_rounds() -> bool:
+    """Whether convolutions on a GPU may be made in TF32."""
+    return _setting(
+        lambda: bool(torch.backends.cudnn.allow_tf32),
+        "the precision of convolutions must be set by torch.backends.cudnn.allow_tf32",
+    )
+
+
+def unit(factor: Tensor, precision: str) -> float:
     """What the factors of a product are rounded by, at most, between the norm and the sum.
 
     Both factors are cut to the bits of the matrix unit, and the clip factor times one of them is
-    cut once more.
+    cut once more. A setting other than "highest" allows TF32 on a GPU, and bfloat16 where it is
+    "medium" or on the CPU; whether a processor does so, torch does not tell.
+
+    Args:
+        factor: on the device and of the type of both.
+        precision: of products of float32.
     """
-    if not factor.is_cuda:  # products are made in float32 there
+    if factor.is_cuda and factor.dtype != torch.float32:
+        return _UNITS[factor.dtype]
+    if precision == "highest":  # on the CPU products of all types are made in float32
         return _UNITS[torch.float32]
-    if factor.dtype == torch.float32 and tf32:
-        return 2.0**-9
-    return _UNITS[factor.dtype]
+    return _TF32 if factor.is_cuda and precision == "high" else _CUT_TO_BFLOAT16
 
 
 def matmul_unit(factor: Tensor) -> float:
     """The unit of matrix products."""
-    return unit(factor, tf32=bool(torch.backends.cuda.matmul.allow_tf32))
+    return unit(factor, precision())
 
 
 @contextlib.contextmanager
 def full_precision() -> Generator[None]:
-    """A context in which products of float32 matrices are not rounded to TF32."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    """A context in which products of float32 matrices are made in float32."""
+    before = precision()
+    torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        torch.set_float32_matmul_precision(before)
+
+
+def _setting(read: Callable[[], T], rule: str) -> T:
+    try:
+        return read()
+    except RuntimeError:  # torch's own words for settings that contradict each other
+        raise ValueError(
+            f"{rule}, got fp32_precision of one backend, which is not the others'; rounding must "
+            "be known to count it: set it there alone. Nothing was released"
+        ) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from corrnoise.torch.clipping import convolution, gram, handlers, normalisation, parts
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.parts import Direct, Outer, Rows, Tied, bound
-from corrnoise.torch.clipping.products import full_precision, matmul_unit, precision
+from corrnoise.torch.clipping.products import full_precision, matmul_unit, precision, scaled, unit
 from corrnoise.torch.clipping.reference import clipped_sums
 
 CUDA = torch.cuda.is_available()
@@ -281,6 +282,22 @@ def test_a_precision_that_torch_cannot_tell_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"must be set by torch\.set_float32_matmul_precision"):
         clipper.sums()
     assert clipper.examples == 0
+
+
+@pytest.mark.parametrize(("kind", "share"), [(torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)])
+def test_rows_times_their_factors_are_rounded_once(kind, share):
+    torch.manual_seed(0)
+    device = "cuda" if CUDA else "cpu"
+    rows = (1.0 + 3.0 * torch.rand(300, 7, 40, device=device)).to(kind)
+    factors = 1.0 + torch.rand(300, device=device)
+    found = scaled(rows.transpose(1, 2), factors).transpose(1, 2)
+    assert found.dtype == kind
+    exact = rows.double() * factors.double()[:, None, None]
+    assert ((found.double() - exact).abs() <= share * exact).all()
+    assert torch.equal(found, (rows.float() * factors[:, None, None]).to(kind))
+    assert unit(SimpleNamespace(is_cuda=True, dtype=kind), "highest") == share  # as it is counted
+    twice = rows * factors.to(kind)[:, None, None]
+    assert ((twice.double() - exact).abs() > share * exact).any()
 
 
 def test_a_tied_weight_that_cancels_is_counted_with_the_rounding_of_its_cross_term():

@@ -27,7 +27,13 @@ import torch
 from torch import Tensor
 
 from corrnoise.torch.clipping import gram
-from corrnoise.torch.clipping.products import full_precision, matmul_unit, product, squared
+from corrnoise.torch.clipping.products import (
+    full_precision,
+    matmul_unit,
+    product,
+    scaled,
+    squared,
+)
 
 # Errors of additions in float32, as a share of R²: matrix units cut the sum at every few terms.
 _ADDITIONS, _ADDITIONS_CUT = 2.0**-23, 2.0**-15
@@ -80,7 +86,6 @@ class Factors:
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
-        self._cast = {values.dtype: values}
         self._last: tuple[Any, Tensor, Tensor] | None = None
 
     def times(self, tensor: Tensor) -> Tensor:
@@ -88,12 +93,10 @@ class Factors:
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if self._last is not None and self._last[0] == key:
             return self._last[2]
-        if tensor.is_cuda and tensor.dtype not in self._cast:
-            self._cast[tensor.dtype] = self.values.to(tensor.dtype)
-        values = self._cast[tensor.dtype] if tensor.is_cuda else self.values
-        scaled = tensor * values.view(-1, *[1] * (tensor.dim() - 1))
-        self._last = (key, tensor, scaled)
-        return scaled
+        # On the CPU products are made in float32, so that nothing need be rounded.
+        found = scaled(tensor if tensor.is_cuda else tensor.float(), self.values)
+        self._last = (key, tensor, found)
+        return found
 
 
 class Part(ABC):

@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-_UNITS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-22}
-# Of float32, where matrix units cut it.
+# What ``scaled`` rounds by, for factors that matrix units take as they are.
+_UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-22}
+# Of float32, where matrix units cut it: twice for the norm and the sum.
 _TF32, _CUT_TO_BFLOAT16 = 2.0**-9, 2.0**-7
 
 T = TypeVar("T")
@@ -30,6 +31,20 @@ def product(left: Tensor, right: Tensor) -> Tensor:
             return torch.mm(left, right, out_dtype=torch.float32)
         return torch.bmm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
+
+
+def scaled(tensor: Tensor, factors: Tensor) -> Tensor:
+    """Every example's row with its factor, in the tensor's type.
+
+    Products are made in float32 and rounded once: by a share of 2⁻⁸ in bfloat16 and of 2⁻¹¹ in
+    float16, at most, where they are in the range of normal numbers.
+
+    Args:
+        tensor: (examples, ...).
+        factors: a number for each example, in float32.
+    """
+    rows = factors.view(-1, *[1] * (tensor.dim() - 1))
+    return torch.mul(tensor, rows, out=torch.empty_like(tensor))
 
 
 def precision() -> str:
@@ -65,9 +80,10 @@ def cudnn_rounds() -> bool:
 def unit(factor: Tensor, precision: str) -> float:
     """What the factors of a product are rounded by, at most, between the norm and the sum.
 
-    Both factors are cut to the bits of the matrix unit, and the clip factor times one of them is
-    cut once more. A setting other than "highest" allows TF32 on a GPU, and bfloat16 where it is
-    "medium" or on the CPU; whether a processor does so, torch does not tell.
+    float32 is cut to the bits of the matrix unit, in the norm and, times the clip factor, in the
+    sum. bfloat16 and float16 are exact in the norm, and ``scaled`` rounds them once. A setting
+    other than "highest" allows TF32 on a GPU, and bfloat16 where it is "medium" or on the CPU;
+    whether a processor does so, torch does not tell.
 
     Args:
         factor: on the device and of the type of both.

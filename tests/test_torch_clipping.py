@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from corrnoise.torch.clipping import convolution, gram, handlers, normalisation, parts
 from corrnoise.torch.clipping.clipper import Clipper
-from corrnoise.torch.clipping.parts import Direct, Outer, Rows, Tied, bound
+from corrnoise.torch.clipping.parts import Direct, Factors, Outer, Rows, Tied, bound
 from corrnoise.torch.clipping.products import full_precision, matmul_unit, precision, scaled, unit
 from corrnoise.torch.clipping.reference import clipped_sums
 
@@ -298,6 +298,22 @@ def test_rows_times_their_factors_are_rounded_once(kind, share):
     assert unit(SimpleNamespace(is_cuda=True, dtype=kind), "highest") == share  # as it is counted
     twice = rows * factors.to(kind)[:, None, None]
     assert ((twice.double() - exact).abs() > share * exact).any()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_sums_of_convolutions_are_float32(kind):
+    """Rounded to the model's type, a sum would change by more than one example can add."""
+    torch.manual_seed(0)
+    module, x = nn.Conv2d(20, 24, 3), torch.randn(40, 20, 5, 5)
+    grads = torch.randn(40, 24, 3, 3)
+    part = convolution.Convolution(module, x.to(kind), grads.to(kind))
+    factors = Factors(torch.rand(40))
+    # As on a GPU, where products of factors are in the model's type.
+    factors.times = lambda tensor: scaled(tensor, factors.values)
+    found = part.weighted(factors)
+    wanted = torch.einsum("n,noikl->oikl", factors.values.double(), part.each().double())
+    assert found.dtype == torch.float32
+    assert float((found - wanted).norm()) <= 1e-6 * float(wanted.norm())
 
 
 def test_a_tied_weight_that_cancels_is_counted_with_the_rounding_of_its_cross_term():

@@ -15,11 +15,11 @@ from corrnoise._extras import has_triton
 from corrnoise.torch.clipping import gram
 from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part
 from corrnoise.torch.clipping.products import (
-    convolution_precision,
+    convolution_unit,
     cudnn_rounds,
     product,
+    scaled,
     squared,
-    unit,
 )
 
 _CHUNK = {"cuda": 1 << 27, "cpu": 1 << 21}  # elements of patches that are made at once
@@ -140,19 +140,19 @@ class Convolution(Part):
         """The sum over examples, each with its factor."""
         if self._kept is not None:
             return Direct(self._kept).weighted(factors)
-        left = self._left
-        scaled = factors.times(left)
+        # In float32: a convolution gives its sums over all examples in the type of its factors.
+        left = scaled(self._left.float(), factors.values)
         geometry = self._geometry
         dims = len(geometry.kernel)
-        weight = scaled.new_empty(self.shape)
         found = torch.ops.aten.convolution_backward(
-            scaled, self._inputs.to(scaled.dtype), weight, None, geometry.stride, geometry.padding,
-            geometry.dilation, False, [0] * dims, geometry.groups, [False, True, False],
+            left, self._inputs.float(), left.new_empty(self.shape), None, geometry.stride,
+            geometry.padding, geometry.dilation, False, [0] * dims, geometry.groups,
+            [False, True, False],
         )  # fmt: skip
-        return found[1].float()
+        return found[1]
 
     def _counted(self, squares: Tensor, spread: Tensor) -> Norms:
-        return Norms(squares, spread, unit(self._left, convolution_precision(self._left)))
+        return Norms(squares, spread, convolution_unit(self._left))
 
     def _pieces(self) -> list[tuple[Tensor, Tensor]] | Any:
         """Gradients and patches of some examples at a time: (examples, groups, ·, positions)."""

@@ -59,16 +59,6 @@ def precision() -> str:
     )
 
 
-def convolution_precision(factor: Tensor) -> str:
-    """In which convolutions of float32 are made, or matrix products if that is lower."""
-    found = precision()
-    if not factor.is_cuda:
-        conv: Any = getattr(torch.backends.mkldnn, "conv", None)
-        rounds = getattr(conv, "fp32_precision", "none") not in ("none", "ieee")
-        return "medium" if rounds else found
-    return "high" if found == "highest" and cudnn_rounds() else found
-
-
 def cudnn_rounds() -> bool:
     """Whether convolutions on a GPU may be made in TF32."""
     return _setting(
@@ -99,6 +89,20 @@ def unit(factor: Tensor, precision: str) -> float:
 def matmul_unit(factor: Tensor) -> float:
     """The unit of matrix products."""
     return unit(factor, precision())
+
+
+def convolution_unit(factor: Tensor) -> float:
+    """The unit of convolutions whose norms are made by products, and whose sums in float32."""
+    found = precision()
+    if factor.is_cuda:
+        # Matrix units make the norms of other types than float32, and cut their sums.
+        units = factor.dtype != torch.float32 or cudnn_rounds()
+        found = "high" if found == "highest" and units else found
+    else:
+        conv: Any = getattr(torch.backends.mkldnn, "conv", None)
+        rounds = getattr(conv, "fp32_precision", "none") not in ("none", "ieee")
+        found = "medium" if rounds else found
+    return unit(factor.new_empty(0, dtype=torch.float32), found)
 
 
 @contextlib.contextmanager

@@ -430,12 +430,39 @@ class Flattened(nn.Module):
         return self.layer(x.flatten(0, 1)).view(*x.shape[:2], 4)
 
 
+class Relative(nn.Module):
+    """A bias for each pair of positions, which all examples share, as T5 has it."""
+
+    def __init__(self, table) -> None:
+        super().__init__()
+        self.table, self.layer = table, nn.Linear(5, 5)
+
+    def forward(self, x):
+        place = torch.arange(x.shape[1])
+        bias = self.table((place[:, None] - place[None, :]).abs())
+        return (x @ x.transpose(1, 2) + bias.squeeze(2)).softmax(2) @ self.layer(x)
+
+
+class Table(nn.Module):
+    """An embedding that has no handler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(9, 1))
+
+    def forward(self, index):
+        return self.weight[index]
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
         (Mixing(), (6, 5), "must treat the examples of a batch apart"),
         (Outside(), (6, 5), "'layer.weight' must be used by its own layer alone"),
         (Flattened(), (6, 3, 5), "'layer' must see one row for each of the"),
+        (Relative(nn.Embedding(9, 1)), (6, 6, 5), "'table' must see .* but for 2 of them alone"),
+        (Relative(nn.Embedding(9, 1)), (2, 2, 5), "'table' must see .* but for 1 of them alone"),
+        (Relative(Table()), (6, 6, 5), "'table' must see .* but for 2 of them alone"),
         (Attention(dropout=0.5), (4, 7, 8), "set that dropout to 0"),
         (nn.Embedding(9, 3, max_norm=1.0), (5,), "must not have max_norm"),
     ],

@@ -8,8 +8,9 @@ classes, the same parameters, the same ``state_dict``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +161,7 @@ class Recorder:
         self.examples = 0  # in the batch that the model runs on
         self._number = 0  # of calls of the whole model
         self.paused = False
+        self._rows: int | None = None  # of the batch, while the model runs on a few of them
         self._separate = not probe  # whether the model was seen to treat examples apart
         self.on_start: Any = lambda: None  # called when the model starts on a batch
         self._token: dict[torch.device, Tensor] = {}
@@ -200,7 +202,7 @@ class Recorder:
         if not self._separate and self.examples > 1:
             self.paused = True
             try:
-                check_separate(module, args, kwargs, self.examples)
+                check_separate(module, args, kwargs, self.examples, self._few)
             finally:
                 self.paused = False
             self._separate = True
@@ -210,6 +212,8 @@ class Recorder:
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if not self._recording():
+                if layer.handler is not None:
+                    self._check_few(layer, args[:1])
                 return None
             away.append(layer.stand_aside())
             args = handlers.in_autocast(module, self._expanded(layer, args))
@@ -219,6 +223,10 @@ class Recorder:
             if away:
                 layer.come_back(away.pop())
             if output is None or not self._recording():  # the layer itself failed
+                if layer.handler is None:
+                    self._check_few(
+                        layer, fallback.examples_first(module, fallback.tensors(output))
+                    )
                 return None
             return self._tapped(layer, (args, kwargs), output)
 
@@ -277,6 +285,28 @@ class Recorder:
                 f"examples of the batch, got an output of shape {tuple(output.shape)}; keep the "
                 "batch as the first dimension, or freeze the layer"
             )
+
+    @contextlib.contextmanager
+    def _few(self, rows: int) -> Generator[None]:
+        """While the model runs on so many examples of the batch, without gradients."""
+        self._rows = rows
+        try:
+            yield
+        finally:
+            self._rows = None
+
+    def _check_few(self, layer: Layer, seen: Sequence[Any]) -> None:
+        """Raise if a layer's first dimension is the batch by chance: by its size alone."""
+        for tensor in seen:
+            if self._rows is None or not isinstance(tensor, Tensor) or not tensor.dim():
+                continue
+            if len(tensor) not in (1, self._rows):
+                raise ValueError(
+                    f"the layer {layer.name!r} must see one row for each of the {self.examples} "
+                    f"examples of the batch, but for {self._rows} of them alone it has a tensor of "
+                    f"shape {tuple(tensor.shape)}: its first dimension is not the batch; keep the "
+                    "batch as the first dimension, or freeze the layer: nothing was released"
+                )
 
     def _note(self, call: Call) -> None:
         self.calls.append(call)

@@ -132,9 +132,15 @@ class Convolution(Part):
                 ROWS=tall, CHANNELS=wide, DEPTH=depth, PRECISION="ieee" if exact else "tf32",
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
-        # A pixel is in at most as many patches as the kernel has entries.
-        spread = squared(left.flatten(1)) * squared(inputs.flatten(1)) * entries
-        return self._counted(found.view(len(left), -1), spread[:, None])
+        return self._counted(found.view(len(left), -1), self.spread()[:, None])
+
+    def spread(self) -> Tensor:
+        """What R² is at most, for each example, without patches: by Cauchy and Schwarz.
+
+        A pixel is in at most as many patches as the kernel has entries.
+        """
+        entries = math.prod(self.shape[2:])
+        return squared(self._left.flatten(1)) * squared(self._inputs.flatten(1)) * entries
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,44 +20,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping import fallback, handlers
+from corrnoise.torch.clipping.layers import Layer, layers
 from corrnoise.torch.clipping.parts import Part
 from corrnoise.torch.clipping.separate import check_separate
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A module with trained parameters of its own.
-
-    Attributes:
-        name: in the model.
-        module: itself.
-        params: its own trained parameters by name.
-        handler: ``None`` for the fallback.
-    """
-
-    name: str
-    module: nn.Module
-    params: dict[str, nn.Parameter]
-    handler: handlers.Handler | None
-
-    def stand_aside(self) -> list[Tensor]:
-        """Put constants in the place of the parameters; what was there is returned."""
-        before: list[Tensor] = []
-        for name in self.params:
-            owner, key = self._slot(name)
-            before.append(owner[key])
-            owner[key] = before[-1].detach()
-        return before
-
-    def come_back(self, before: Sequence[Tensor]) -> None:
-        """Put them back."""
-        for name, value in zip(self.params, before, strict=True):
-            owner, key = self._slot(name)
-            owner[key] = value
-
-    def _slot(self, name: str) -> tuple[Any, str]:
-        path, _, last = name.rpartition(".")
-        return self.module.get_submodule(path)._parameters, last  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True)
@@ -157,7 +122,7 @@ class Recorder:
     ) -> None:
         trained = {id(param) for param in params}
         self.calls: list[Call] = []
-        self.layers = list(_layers(model, trained))
+        self.layers = list(layers(model, trained))
         self.examples = 0  # in the batch that the model runs on
         self._number = 0  # of calls of the whole model
         self.paused = False
@@ -315,18 +280,3 @@ class Recorder:
         if device not in self._token:
             self._token[device] = torch.zeros((), device=device, requires_grad=True)
         return self._token[device]
-
-
-def _layers(model: nn.Module, trained: set[int]) -> Iterator[Layer]:
-    """The modules with trained parameters, the insides of those that are taken whole left out."""
-    inside: set[int] = set()
-    for name, module in model.named_modules():
-        if id(module) in inside:
-            continue
-        whole = isinstance(module, handlers.WHOLE)
-        if whole:
-            inside.update(id(part) for part in module.modules())
-        own = module.named_parameters(recurse=whole, remove_duplicate=False)
-        params = {key: param for key, param in own if id(param) in trained}
-        if params:
-            yield Layer(name, module, params, handlers.find(module))

@@ -81,13 +81,13 @@ class Classifier(nn.Module):
 
 
 class Language(nn.Module):
-    """GPT-2 of the small size, randomly initialised, with its tied output."""
+    """GPT-2 of the small size unless said, randomly initialised, with its tied output."""
 
-    def __init__(self) -> None:
+    def __init__(self, **sizes: int) -> None:
         super().__init__()
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        self.gpt = GPT2LMHeadModel(GPT2Config())
+        self.gpt = GPT2LMHeadModel(GPT2Config(**sizes))
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)

@@ -7,7 +7,6 @@ import importlib.util
 import io
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,34 +30,36 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace ``<!-- help: plan -->`` by what ``corrnoise plan --help`` prints.
 
-    And ``<!-- storm -->`` and ``<!-- steps: FILE -->`` by what those benchmarks have measured.
+    And ``<!-- storm -->``, ``<!-- rounding -->`` and ``<!-- steps: FILE -->`` by what those
+    benchmarks have measured.
     """
     if "<!-- storm -->" in markdown:
         markdown = markdown.replace("<!-- storm -->", storm_counts())
+    if "<!-- rounding -->" in markdown:
+        markdown = markdown.replace("<!-- rounding -->", rounding())
     markdown = _STEPS.sub(lambda found: steps(found["file"]), markdown)
     return _HELP.sub(lambda found: f"```text\n{help_of(found['command'].split())}```", markdown)
 
 
 def steps(name: str) -> str:
     """The table of whole steps that a benchmark has measured."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        from step_table import table
-    finally:
-        sys.path.remove(str(BENCHMARKS))
+    table = _of_benchmarks("step_table").table
     found = json.loads((BENCHMARKS / name).read_text())
     versions = ", ".join(f"{key} {value}" for key, value in found["versions"].items())
     about = f"{found['machine']}, {versions}, {found['date']}; medians of {found['rounds']} rounds."
     return f"{table(found)}\n\n{about}"
 
 
+def rounding() -> str:
+    """The table of what counting rounding costs."""
+    tables = _of_benchmarks("rounding_table")
+    found = json.loads((BENCHMARKS / "rounding.json").read_text())
+    return f"{tables.table(found)}\n\n{tables.about(found)}"
+
+
 def storm_counts() -> str:
     """The table of the storm, and where and when it was counted."""
-    spec = importlib.util.spec_from_file_location("storm", STORM.with_suffix(".py"))
-    assert spec is not None
-    assert spec.loader is not None
-    storm = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(storm)
+    storm = _of_benchmarks("storm")
     result = json.loads(STORM.read_text(encoding="utf-8"))
     return f"{storm.table(result)}\n\n{storm.summary(result)}"
 
@@ -71,3 +72,13 @@ def help_of(command: list[str]) -> str:
     with contextlib.redirect_stdout(out):
         assert main([*command, "--help"]) == 0
     return out.getvalue()
+
+
+def _of_benchmarks(name: str) -> Any:
+    """A script of the benchmarks as a module."""
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -216,6 +216,17 @@ def test_the_help_of_every_command_is_on_its_page(site):
         assert f"Usage: corrnoise {name} [OPTIONS]" in text, name
 
 
+def test_what_rounding_costs_is_on_its_page(site):
+    text = html.unescape((site / "clipping.html").read_text(encoding="utf-8"))
+    assert "<!-- rounding" not in text
+    found = json.loads((ROOT / "benchmarks" / "rounding.json").read_text())
+    for name, case in found["models"].items():
+        assert name in text
+        for cost in case.values():  # no example's factor is raised
+            assert 0.0 <= cost["median"] <= cost["worst"] < 1.0
+    assert load("rounding_table", ROOT / "benchmarks" / "rounding_table.py").about(found) in text
+
+
 def test_the_counts_of_the_storm_are_on_its_page(site):
     text = (site / "guarantee.html").read_text(encoding="utf-8")
     storm = load("storm", ROOT / "benchmarks" / "storm.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from corrnoise.torch.clipping import convolution, gram, handlers, normalisation
+from corrnoise.torch.clipping import convolution, gram, handlers, normalisation, parts
 from corrnoise.torch.clipping.clipper import Clipper
-from corrnoise.torch.clipping.parts import Direct, Outer
+from corrnoise.torch.clipping.parts import Direct, Factors, Outer, Rows, Tied, bound
+from corrnoise.torch.clipping.products import full_precision, matmul_unit, precision, scaled, unit
 from corrnoise.torch.clipping.reference import clipped_sums
 
 CUDA = torch.cuda.is_available()
@@ -36,6 +38,19 @@ class Language(nn.Module):
         z = self.tokens(x) + self.places(torch.arange(x.shape[1])[None])
         z = z + self.layer(z).tanh()
         return self.head(z + self.layer(z).tanh())
+
+
+class Translation(nn.Module):
+    """One table for two languages, of which each has another row for padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = (nn.Embedding(11, 6, padding_idx=i) for i in (2, 5))
+        self.target.weight = self.source.weight
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(self.source(x) * self.target(x.flip(1)).tanh())
 
 
 class Attention(nn.Module):
@@ -108,6 +123,7 @@ MODELS = {
         words(5, 12),
     ),
     "language model": lambda: (Language(), words(5, 12)),
+    "one table with two paddings": lambda: (Translation(), words(5, 12)),
     "attention": lambda: (Attention(), torch.randn(4, 7, 8)),
     "encoder of torch": lambda: (
         nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), torch.randn(4, 7, 8),
@@ -214,6 +230,113 @@ def test_gradients_that_cancel_are_counted_with_their_rounding():
     assert norm(clipper.sums()) <= 1.0
 
 
+@pytest.fixture(params=["high", "medium"])
+def low(request):
+    """A precision of matrix products with which a processor may cut factors to bfloat16."""
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(("positions", "size"), [(1, 40), (9, 40), (40, 5)])
+def test_no_example_exceeds_the_clip_norm_in_low_precision(low, positions, size, monkeypatch):
+    """The CPU here does not cut factors; others do."""
+
+    def cut(left, right):
+        if precision() != "highest":
+            left, right = left.bfloat16(), right.bfloat16()
+        return left.float() @ right.float()
+
+    for module in (gram, parts, convolution):
+        monkeypatch.setattr(module, "product", cut)
+    torch.manual_seed(0)
+    linear, x = nn.Linear(size, size), torch.randn(32, positions, size)
+    clipper = Clipper(linear, list(linear.parameters()), 0.5, mean=False)
+    for row in x:
+        (50.0 * value(linear(row[None]))).sum().backward()
+        assert 0.45 < norm(clipper.sums()) <= 0.5
+        clipper.drop()
+    assert precision() == low
+
+
+def test_full_precision_is_full_and_leaves_the_setting_as_it_was(low):
+    assert matmul_unit(torch.ones(1)) == 2.0**-7
+    module = nn.Conv2d(1, 1, 1)
+    x = torch.randn(2, 1, 3, 3)
+    part = convolution.Convolution(module, x, x)
+    assert part._counted(x, x).unit == 2.0**-7
+    with full_precision():
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert matmul_unit(torch.ones(1)) == part._counted(x, x).unit == 2.0**-22
+    assert torch.get_float32_matmul_precision() == low
+
+
+def test_a_precision_that_torch_cannot_tell_is_refused(monkeypatch):
+    def unknown():
+        raise RuntimeError("mix of the legacy and new APIs")
+
+    linear = nn.Linear(5, 4)
+    clipper = Clipper(linear, list(linear.parameters()), 1.0)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", unknown)
+    value(linear(torch.randn(3, 2, 5))).mean().backward()
+    with pytest.raises(ValueError, match=r"must be set by torch\.set_float32_matmul_precision"):
+        clipper.sums()
+    assert clipper.examples == 0
+
+
+@pytest.mark.parametrize(("kind", "share"), [(torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)])
+def test_rows_times_their_factors_are_rounded_once(kind, share):
+    torch.manual_seed(0)
+    device = "cuda" if CUDA else "cpu"
+    rows = (1.0 + 3.0 * torch.rand(300, 7, 40, device=device)).to(kind)
+    factors = 1.0 + torch.rand(300, device=device)
+    found = scaled(rows.transpose(1, 2), factors).transpose(1, 2)
+    assert found.dtype == kind
+    exact = rows.double() * factors.double()[:, None, None]
+    assert ((found.double() - exact).abs() <= share * exact).all()
+    assert torch.equal(found, (rows.float() * factors[:, None, None]).to(kind))
+    assert unit(SimpleNamespace(is_cuda=True, dtype=kind), "highest") == share  # as it is counted
+    twice = rows * factors.to(kind)[:, None, None]
+    assert ((twice.double() - exact).abs() > share * exact).any()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_sums_of_convolutions_are_float32(kind):
+    """Rounded to the model's type, a sum would change by more than one example can add."""
+    torch.manual_seed(0)
+    module, x = nn.Conv2d(20, 24, 3), torch.randn(40, 20, 5, 5)
+    grads = torch.randn(40, 24, 3, 3)
+    part = convolution.Convolution(module, x.to(kind), grads.to(kind))
+    factors = Factors(torch.rand(40))
+    # As on a GPU, where products of factors are in the model's type.
+    factors.times = lambda tensor: scaled(tensor, factors.values)
+    found = part.weighted(factors)
+    wanted = torch.einsum("n,noikl->oikl", factors.values.double(), part.each().double())
+    assert found.dtype == torch.float32
+    assert float((found - wanted).norm()) <= 1e-6 * float(wanted.norm())
+
+
+def test_a_tied_weight_that_cancels_is_counted_with_the_rounding_of_its_cross_term():
+    """As a weight its gradients cancel, so that they are far shorter than what they are made of."""
+    torch.manual_seed(0)
+    examples, rows, columns = 200, 5, 4
+    left = 1e4 * torch.randn(examples, 1, rows)
+    right = 1e4 * torch.randn(examples, 1, columns)
+    outer = Outer(
+        torch.cat([left, left, left], 1), torch.cat([right, -0.5 * right, -0.5 * right], 1),
+        torch.Size([rows, columns]),
+    )  # fmt: skip
+    values = torch.randn(examples, 3, columns)
+    table = Rows(torch.randint(0, rows, (examples, 3)), values, torch.Size([rows, columns]))
+    part = Tied(table, outer)
+    found = part.norms()
+    assert found.unit == matmul_unit(left)
+    lengths = (outer.left.norm(dim=2) * outer.right.norm(dim=2)).sum(1) + values.norm(dim=2).sum(1)
+    assert (found.spread.sum(1) >= lengths.square()).all()
+    true = part.each().double().flatten(1).norm(dim=1)
+    assert (bound([found]) >= true).all()
+
+
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 def test_no_example_exceeds_the_clip_norm_under_autocast(kind):
     torch.manual_seed(0)
@@ -307,12 +430,39 @@ class Flattened(nn.Module):
         return self.layer(x.flatten(0, 1)).view(*x.shape[:2], 4)
 
 
+class Relative(nn.Module):
+    """A bias for each pair of positions, which all examples share, as T5 has it."""
+
+    def __init__(self, table) -> None:
+        super().__init__()
+        self.table, self.layer = table, nn.Linear(5, 5)
+
+    def forward(self, x):
+        place = torch.arange(x.shape[1])
+        bias = self.table((place[:, None] - place[None, :]).abs())
+        return (x @ x.transpose(1, 2) + bias.squeeze(2)).softmax(2) @ self.layer(x)
+
+
+class Table(nn.Module):
+    """An embedding that has no handler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(9, 1))
+
+    def forward(self, index):
+        return self.weight[index]
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "message"),
     [
         (Mixing(), (6, 5), "must treat the examples of a batch apart"),
         (Outside(), (6, 5), "'layer.weight' must be used by its own layer alone"),
         (Flattened(), (6, 3, 5), "'layer' must see one row for each of the"),
+        (Relative(nn.Embedding(9, 1)), (6, 6, 5), "'table' must see .* but for 2 of them alone"),
+        (Relative(nn.Embedding(9, 1)), (2, 2, 5), "'table' must see .* but for 1 of them alone"),
+        (Relative(Table()), (6, 6, 5), "'table' must see .* but for 2 of them alone"),
         (Attention(dropout=0.5), (4, 7, 8), "set that dropout to 0"),
         (nn.Embedding(9, 3, max_norm=1.0), (5,), "must not have max_norm"),
     ],

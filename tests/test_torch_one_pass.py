@@ -173,6 +173,38 @@ def test_work_between_steps_changes_nothing():
     assert close(weights(net), wanted)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("captured", [False, True])
+def test_gradients_that_are_kept_never_show_the_sums_of_the_next_batch(captured, reduction):
+    """An optimizer or a logger may keep them, and the sums of the next batch have no noise yet."""
+    engine, net, optimizer, batches = start(loss_reduction=reduction)
+
+    def loss(x, y):
+        return functional.cross_entropy(net(x), y, reduction=reduction)
+
+    def seen(optimizer, args, kwargs):
+        pairs.extend((p.grad, p.grad.clone()) for p in net.parameters())
+
+    def unchanged():
+        return all(torch.equal(kept, copy) for kept, copy in pairs)
+
+    pairs, losses = [], []
+    optimizer.register_step_post_hook(seen)
+    step = engine.step_function(loss) if captured else None
+    for x, y in batches:
+        if step is not None:
+            losses.append(step(x, y))
+        else:
+            optimizer.zero_grad()
+            loss(x, y).backward()
+            engine._own_sums.clipper.collect()  # sums without noise
+            assert unchanged()
+            optimizer.step()
+        assert unchanged()
+    assert len(pairs) == 6 * len(list(net.parameters()))
+    assert len({float(value) for value in losses}) == len(losses)
+
+
 def test_what_is_not_one_batch_is_refused():
     engine, net, optimizer, batches = start()
     found = iter(batches)

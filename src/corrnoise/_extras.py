@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 # The extra of pyproject.toml that installs each optional library.
@@ -40,3 +42,9 @@ def explained(missing: ModuleNotFoundError) -> ModuleNotFoundError:
     return ModuleNotFoundError(
         f"{name} is needed and not installed: pip install 'corrnoise[{EXTRAS[name]}]'", name=name
     )
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed, so that kernels can be compiled."""
+    return find_spec("triton") is not None

@@ -143,17 +143,7 @@ def _amplified(question: Question) -> Iterator[Candidate]:
     n, b = part.num_steps, part.min_sep
     affordable = [p for p, most in _AMPLIFIED_BANDS.items() if p <= n and n * b <= most]
     for size in affordable if asked is None else [asked]:
-        yield Candidate(
-            size,
-            lambda size=size: amplified_band_inv_mf(
-                question.workload,
-                part,
-                num_bands=size,
-                epsilon=question.epsilon,
-                delta=question.delta,
-            ),
-            ", amplified",
-        )
+        yield Candidate.amplified(question, amplified_band_inv_mf, size)
 
 
 BAND_INV_MF = Family(

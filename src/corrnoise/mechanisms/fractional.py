@@ -179,17 +179,7 @@ def _amplified(question: Question) -> Iterator[Candidate]:
         return
     asked, n = question.num_bands, question.workload.num_steps
     for size in [p for p in _AMPLIFIED_BANDS if p <= n] if asked is None else [asked]:
-        yield Candidate(
-            size,
-            lambda size=size: amplified_bifr(
-                question.workload,
-                question.participation,
-                num_bands=size,
-                epsilon=question.epsilon,
-                delta=question.delta,
-            ),
-            ", amplified",
-        )
+        yield Candidate.amplified(question, amplified_bifr, size)
 
 
 BIFR = Family(

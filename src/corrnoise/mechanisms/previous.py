@@ -107,16 +107,7 @@ def _amplified(question: Question) -> Iterator[Candidate]:
     """With λ for the budget, where the user asks for this family."""
     if question.amplification != "bins" or not question.named:
         return
-    yield Candidate(
-        None,
-        lambda: amplified_lambda_cgd(
-            question.workload,
-            question.participation,
-            epsilon=question.epsilon,
-            delta=question.delta,
-        ),
-        ", amplified",
-    )
+    yield Candidate.amplified(question, amplified_lambda_cgd)
 
 
 LAMBDA_CGD = Family(

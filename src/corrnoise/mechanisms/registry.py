@@ -6,6 +6,7 @@ label. Each is defined in the file of its factory; ``register`` makes a new one 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -61,6 +62,29 @@ class Candidate:
     size: int | None
     build: Callable[[], Mechanism]
     note: str = ""
+
+    @staticmethod
+    def amplified(
+        question: Question, factory: Callable[..., Mechanism], num_bands: int | None = None
+    ) -> Candidate:
+        """A mechanism whose coefficients are chosen for a budget under amplification.
+
+        Args:
+            question: of the planner.
+            factory: from workload, participation, ``epsilon`` and ``delta``, and ``num_bands`` if
+                it is given, to the mechanism.
+            num_bands: the size of the candidate, in a family that has one.
+        """
+        size = {} if num_bands is None else {"num_bands": num_bands}
+        build = functools.partial(
+            factory,
+            question.workload,
+            question.participation,
+            epsilon=question.epsilon,
+            delta=question.delta,
+            **size,
+        )
+        return Candidate(num_bands, build, ", amplified")
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,9 @@ class CapturedStep:
             self._piece([part[start : start + self.size] for part in batch])
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return self._value
+        # The graph's own loss is overwritten by the next step. Gradients and what the optimizer
+        # makes of them are not of the graph.
+        return None if self._value is None else self._value.clone()
 
     def _piece(self, piece: list[Tensor]) -> None:
         clipper = self._sums.clipper

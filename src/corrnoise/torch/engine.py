@@ -18,7 +18,7 @@ from corrnoise.mechanisms import Mechanism
 from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Statement
-from corrnoise.samplings import Sampling, account
+from corrnoise.samplings import Sampling
 from corrnoise.torch import checkpoint, opacus, resume
 from corrnoise.torch.captured import CapturedStep, usual_size
 from corrnoise.torch.loader import check_loader
@@ -26,6 +26,7 @@ from corrnoise.torch.one_pass import OnePassSums
 from corrnoise.torch.plans import Request, agreed, check_plan
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.setup import Setup, chosen_mode, set_up
+from corrnoise.torch.spent import Spent, statement
 from corrnoise.workloads import Workload
 
 
@@ -96,7 +97,7 @@ class PrivacyEngine:
         self._data_fingerprint, self._progress = data_fingerprint, progress
         self._settings, self._publishes = dict(settings or {}), publishes
         self._setup: Setup | None = None
-        self._spent: dict[tuple[int, float], float] = {}
+        self._spent = Spent()
 
     def make_private(
         self,
@@ -315,38 +316,14 @@ class PrivacyEngine:
         Valid for a number of steps that was not chosen by looking at the results. For
         balls-in-bins a certificate takes seconds; it is kept for the same number of steps.
         """
-        run, taken = self._started, self.steps_released
-        if (taken, delta) not in self._spent:
-            whole = run.plan.calibration
-            if delta != whole.delta:
-                whole = account(
-                    whole.mechanism,
-                    whole.participation,
-                    noise_multiplier=whole.noise_multiplier,
-                    delta=delta,
-                    sampling=whole.sampling,
-                    failure_probability=whole.failure_probability or 1e-9,
-                )
-            self._spent[taken, delta] = whole.spent(taken)
-        return self._spent[taken, delta]
+        return self._spent.epsilon(self.plan, self.steps_released, delta)
 
     def statement(self, delta: float | None = None) -> Statement:
         """The privacy statement of what was released so far: ``to_text()``, ``to_json()``."""
         run = self._started
         delta = run.plan.delta if delta is None else delta
-        source = f"ChaCha{run.plan.rounds} keystream, Box-Muller"
-        return Statement.of(
-            run.plan,
-            clip_norm=run.clip_norm,
-            steps_taken=self.steps_released,
-            epsilon=self.get_epsilon(delta),
-            delta=delta,
-            noise_source=source if run.noise else "torch.normal, not cryptographic",
-            key_fingerprint=run.key.fingerprint,
-            run_id=run.header["run_id"],
-            publishes=run.header["publishes"],
-            num_parameters=run.num_parameters if run.noise else None,
-        )
+        taken, epsilon = self.steps_released, self.get_epsilon(delta)
+        return statement(run, steps_taken=taken, epsilon=epsilon, delta=delta)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs besides model and optimizer: plain values and tensors, no key."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from corrnoise._extras import has_triton
 from corrnoise.noise.generator.key import Key
 
 _PROBES = 64
@@ -47,11 +46,6 @@ class PositionHash:
         return (sums * _mixed(numbers, self._multiplier)).sum()
 
 
-@functools.cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
 def _integers(tensor: torch.Tensor) -> torch.Tensor:
     kind = torch.int32 if tensor.element_size() == 4 else torch.int16
     return tensor.detach().contiguous().view(kind).view(-1)
@@ -59,7 +53,7 @@ def _integers(tensor: torch.Tensor) -> torch.Tensor:
 
 def row_sums(bits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Σ_c bits[r, c]·columns[c] for every row r: products mod 2^32, their sum in 64 bits."""
-    if bits.device.type == "cuda" and _has_triton():
+    if bits.device.type == "cuda" and has_triton():
         from corrnoise.torch import hash_kernel
 
         return hash_kernel.row_sums(bits, columns)

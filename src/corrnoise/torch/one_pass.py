@@ -19,7 +19,7 @@ from corrnoise.torch import opacus
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.separate import check_loss
 from corrnoise.torch.loader import StepSampler
-from corrnoise.torch.placement import flattened, local, place
+from corrnoise.torch.placement import flattened, local, place, trained
 from corrnoise.torch.processes import Processes
 
 _MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -54,7 +54,7 @@ class OnePassSums:
         sampler: StepSampler,
         options: opacus.Options,
     ) -> None:
-        self.params, self.clip_norm = _trained(optimizer), options.clip_norm
+        self.params, self.clip_norm = trained(optimizer), options.clip_norm
         self.optimizer, self._processes, self._sampler = optimizer, processes, sampler
         self._divisor = float(plan.divisor) if options.loss_reduction == "mean" else 1.0
         if isinstance(module, DistributedDataParallel):
@@ -69,11 +69,8 @@ class OnePassSums:
             own=_sharded if processes.sharded else None,
         )
         whole = place(self.params, distributed=processes.distributed, averaged=False)
-        self.placement = flattened(whole, [local(param).numel() for param in self.params])
-        # What the optimizer sees: the flat sums themselves, until the next batch begins.
-        self._grads = [
-            _like(view, param) for view, param in zip(self.clipper.sums(), self.params, strict=True)
-        ]
+        self._sizes = [local(param).numel() for param in self.params]
+        self.placement = flattened(whole, self._sizes)
         self.largest = options.max_physical_batch_size
         self._handed: dict[int, torch.Tensor] = {}
         self._skip: list[bool] = []  # what Opacus's memory manager says of batches to come
@@ -116,7 +113,7 @@ class OnePassSums:
     def check(self) -> None:
         """Raise if the settings or the parameters have changed."""
         self._pinned.check(opacus.Pinned.of(self._wrapped))
-        opacus.check_params(self.params, _trained(self.optimizer))
+        opacus.check_params(self.params, trained(self.optimizer))
 
     def gradients(self) -> list[torch.Tensor]:
         """The sums, as one flat vector: of this process's examples, or its shards of all sums."""
@@ -124,14 +121,17 @@ class OnePassSums:
         return [self.clipper.flat]
 
     def hand_over(self, grads: Sequence[torch.Tensor]) -> None:
-        """Give the optimizer its noisy gradients; the next batch begins."""
+        """Give the optimizer its noisy gradients; the next batch begins.
+
+        They are in memory of their own. Whoever keeps a gradient (an optimizer, a logger) must not
+        see the sums of the next batch in it, which have no noise yet.
+        """
         (flat,) = grads
         if self._processes.world_size > 1 and not self._processes.sharded:
             torch.distributed.all_reduce(flat)
-        if self._divisor != 1.0:
-            flat /= self._divisor
-        for param, grad in zip(self.params, self._grads, strict=True):
-            param.grad = grad if grad.dtype == param.dtype else grad.to(param.dtype)
+        noisy = flat / self._divisor  # never ``flat`` itself
+        for param, part in zip(self.params, noisy.split(self._sizes), strict=True):
+            param.grad = _like(part, param)
             self._handed[id(param)] = param.grad
         self.clipper.drop()
 
@@ -185,10 +185,6 @@ def objection(module: nn.Module, options: opacus.Options) -> str:
     return ""
 
 
-def _trained(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-
-
 def _unwrapped(module: nn.Module) -> nn.Module:
     kinds = (DistributedDataParallel, opacus.DistributedDataParallel)
     return module.module if isinstance(module, kinds) else module  # type: ignore[return-value]
@@ -202,8 +198,9 @@ def _sharded(param: nn.Parameter, value: torch.Tensor) -> torch.Tensor:
     return whole.redistribute(placements=param.placements).to_local()
 
 
-def _like(grad: torch.Tensor, param: nn.Parameter) -> torch.Tensor:
-    """A gradient that is sharded as its parameter is."""
+def _like(values: torch.Tensor, param: nn.Parameter) -> torch.Tensor:
+    """A gradient in the shape and type of its parameter, and sharded as that is."""
+    grad = values.view(local(param).shape).to(param.dtype)
     if not isinstance(param, DTensor):
         return grad
     return DTensor.from_local(

@@ -58,6 +58,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def trained(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The parameters that get gradients, in the optimizer's order: that of the flat vector."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
 def place(params: Sequence[nn.Parameter], *, distributed: bool, averaged: bool = True) -> Placement:
     """The placement of an optimizer's parameters.
 

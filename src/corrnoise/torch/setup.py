@@ -23,6 +23,7 @@ from corrnoise.torch.fingerprint import data_digest, parameter_digest
 from corrnoise.torch.loader import StepSampler, step_loader
 from corrnoise.torch.one_pass import OnePassSums
 from corrnoise.torch.one_pass import objection as one_pass_objection
+from corrnoise.torch.placement import trained
 from corrnoise.torch.precision import check_precision
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.step import PrivateStep
@@ -97,7 +98,12 @@ def set_up(
     Returns:
         the setup, and what ``make_private`` returns.
     """
-    params = _trainable(optimizer)
+    params = trained(optimizer)
+    if not params:
+        raise ValueError(
+            "module must have parameters to train, got none that requires a gradient; "
+            "unfreeze some before make_private"
+        )
     wide = {str(p.dtype) for p in params if p.dtype not in _DTYPES}
     if wide:
         raise ValueError(
@@ -210,17 +216,6 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
             f"Opacus's BatchMemoryManager, or grad_sample_mode={OWN!r}"
         )
     return dataclasses.replace(options, grad_sample_mode=mode)
-
-
-def _trainable(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """The parameters that get gradients, in the optimizer's order; refuses none at all."""
-    found = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    if not found:
-        raise ValueError(
-            "module must have parameters to train, got none that requires a gradient; "
-            "unfreeze some before make_private"
-        )
-    return found
 
 
 # The runs of this process that have released steps, by the fingerprints of their keys.

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from corrnoise.torch.clipping.parts import Direct, Factors, Part, bound, together
 from corrnoise.torch.clipping.recorder import Call, Recorder
+from corrnoise.torch.placement import local
 
 # Of all tensors in a few launches; torch has no public name for it.
 _add_to_all: Any = torch._foreach_add_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
@@ -60,7 +60,7 @@ class Clipper:
         self._params, self._clip_norm, self._mean = list(params), clip_norm, mean
         self._names = {id(param): name for name, param in model.named_parameters()}
         self._own = own or (lambda param, value: value)
-        sizes = [_local(param).numel() for param in params]
+        sizes = [local(param).numel() for param in params]
         self._begun = True  # whether ``flat`` holds this batch's sums, and not those before it
         self.flat = torch.zeros(sum(sizes), device=params[0].device)
         self._views = {
@@ -112,7 +112,7 @@ class Clipper:
         """The sums of the batch so far, one for each parameter: views of ``flat``."""
         self.collect()
         self.begin()
-        return [self._views[id(param)].view(_local(param).shape) for param in self._params]
+        return [self._views[id(param)].view(local(param).shape) for param in self._params]
 
     def drop(self) -> None:
         """Forget everything of the batch."""
@@ -163,7 +163,3 @@ class Clipper:
                     "gradient outside of it, which was not clipped: nothing was released. Call the "
                     "layer instead of using its parameter, or take grad_sample_mode='hooks'"
                 )
-
-
-def _local(param: Tensor) -> Tensor:
-    return param.to_local() if isinstance(param, DTensor) else param

@@ -11,8 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from corrnoise._extras import has_triton
 from corrnoise.torch.clipping import gram
-from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part, product, squared, unit
+from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part
+from corrnoise.torch.clipping.products import (
+    convolution_unit,
+    cudnn_rounds,
+    product,
+    scaled,
+    squared,
+)
 
 _CHUNK = {"cuda": 1 << 27, "cpu": 1 << 21}  # elements of patches that are made at once
 
@@ -67,7 +75,7 @@ class Convolution(Part):
 
     def norms(self) -> Norms:
         """For each example, by whichever way is cheaper at these sizes."""
-        if self._left.is_cuda and self._left.dim() == 4 and gram.has_triton():
+        if self._left.is_cuda and self._left.dim() == 4 and has_triton():
             return self._fused()
         rows, columns = self.shape[0] // self._geometry.groups, math.prod(self.shape[1:])
         positions = math.prod(self._left.shape[2:])
@@ -113,7 +121,7 @@ class Convolution(Part):
         depth, warps, stages = (64, 8, 2) if large and positions <= 64 else (32, 4, 3)
         tiles = -(-rows // tall) * -(-channels // wide) * (entries // taps)
         found = left.new_empty(len(left) * geometry.groups, tiles, dtype=torch.float32)
-        exact = left.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
+        exact = left.dtype == torch.float32 and not cudnn_rounds()
         kernel: Any = squares
         with torch.cuda.device(left.device):
             kernel[(tiles, len(found))](
@@ -124,28 +132,33 @@ class Convolution(Part):
                 ROWS=tall, CHANNELS=wide, DEPTH=depth, PRECISION="ieee" if exact else "tf32",
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
-        # A pixel is in at most as many patches as the kernel has entries.
-        spread = squared(left.flatten(1)) * squared(inputs.flatten(1)) * entries
-        return self._counted(found.view(len(left), -1), spread[:, None])
+        return self._counted(found.view(len(left), -1), self.spread()[:, None])
+
+    def spread(self) -> Tensor:
+        """What R² is at most, for each example, without patches: by Cauchy and Schwarz.
+
+        A pixel is in at most as many patches as the kernel has entries.
+        """
+        entries = math.prod(self.shape[2:])
+        return squared(self._left.flatten(1)) * squared(self._inputs.flatten(1)) * entries
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
         if self._kept is not None:
             return Direct(self._kept).weighted(factors)
-        left = self._left
-        scaled = factors.times(left)
+        # In float32: a convolution gives its sums over all examples in the type of its factors.
+        left = scaled(self._left.float(), factors.values)
         geometry = self._geometry
         dims = len(geometry.kernel)
-        weight = scaled.new_empty(self.shape)
         found = torch.ops.aten.convolution_backward(
-            scaled, self._inputs.to(scaled.dtype), weight, None, geometry.stride, geometry.padding,
-            geometry.dilation, False, [0] * dims, geometry.groups, [False, True, False],
+            left, self._inputs.float(), left.new_empty(self.shape), None, geometry.stride,
+            geometry.padding, geometry.dilation, False, [0] * dims, geometry.groups,
+            [False, True, False],
         )  # fmt: skip
-        return found[1].float()
+        return found[1]
 
     def _counted(self, squares: Tensor, spread: Tensor) -> Norms:
-        both = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-        return Norms(squares, spread, unit(self._left, tf32=bool(both)))
+        return Norms(squares, spread, convolution_unit(self._left))
 
     def _pieces(self) -> list[tuple[Tensor, Tensor]] | Any:
         """Gradients and patches of some examples at a time: (examples, groups, ·, positions)."""

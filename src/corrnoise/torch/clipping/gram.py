@@ -6,12 +6,13 @@ stores them; both are symmetric, so that half of the tiles is enough.
 
 from __future__ import annotations
 
-import functools
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from corrnoise._extras import has_triton
+from corrnoise.torch.clipping.products import precision, product
 
 _TILE = 128
 
@@ -33,8 +34,6 @@ def norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """
     if left.is_cuda and left.shape[1] >= 32 and has_triton():
         return _fused(left, right)
-    from corrnoise.torch.clipping.parts import product
-
     lefts = product(left, left.transpose(1, 2))
     rights = product(right, right.transpose(1, 2))
     squares = torch.linalg.vecdot(lefts.flatten(1), rights.flatten(1))
@@ -56,7 +55,7 @@ def _fused(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     spread = make(examples, pairs, device=left.device, dtype=torch.float32)
     kernel: Any = gram
     wide = left.dtype == torch.float32
-    exact = wide and not torch.backends.cuda.matmul.allow_tf32
+    exact = wide and precision() == "highest"
     with torch.cuda.device(left.device):
         kernel[(pairs, examples)](
             left, right, squares, spread, positions, rows, columns,
@@ -69,9 +68,3 @@ def _fused(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 def _rowwise(factor: Tensor) -> Tensor:
     return factor if factor.stride(2) == 1 else factor.contiguous()
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether kernels can be compiled here."""
-    return find_spec("triton") is not None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from corrnoise.torch.clipping.gram import has_triton
+from corrnoise._extras import has_triton
 
 
 def rows(

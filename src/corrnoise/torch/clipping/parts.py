@@ -27,11 +27,16 @@ import torch
 from torch import Tensor
 
 from corrnoise.torch.clipping import gram
+from corrnoise.torch.clipping.products import (
+    full_precision,
+    matmul_unit,
+    product,
+    scaled,
+    squared,
+)
 
 # Errors of additions in float32, as a share of R²: matrix units cut the sum at every few terms.
 _ADDITIONS, _ADDITIONS_CUT = 2.0**-23, 2.0**-15
-
-_UNITS = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-22}
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,6 @@ class Factors:
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
-        self._cast = {values.dtype: values}
         self._last: tuple[Any, Tensor, Tensor] | None = None
 
     def times(self, tensor: Tensor) -> Tensor:
@@ -89,30 +93,10 @@ class Factors:
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if self._last is not None and self._last[0] == key:
             return self._last[2]
-        if tensor.is_cuda and tensor.dtype not in self._cast:
-            self._cast[tensor.dtype] = self.values.to(tensor.dtype)
-        values = self._cast[tensor.dtype] if tensor.is_cuda else self.values
-        scaled = tensor * values.view(-1, *[1] * (tensor.dim() - 1))
-        self._last = (key, tensor, scaled)
-        return scaled
-
-
-def unit(factor: Tensor, *, tf32: bool) -> float:
-    """What the factors of a product are rounded by, at most, between the norm and the sum.
-
-    Both factors are cut to the bits of the matrix unit, and the clip factor times one of them is
-    cut once more.
-    """
-    if not factor.is_cuda:  # products are made in float32 there
-        return _UNITS[torch.float32]
-    if factor.dtype == torch.float32 and tf32:
-        return 2.0**-9
-    return _UNITS[factor.dtype]
-
-
-def matmul_unit(factor: Tensor) -> float:
-    """The unit of matrix products."""
-    return unit(factor, tf32=bool(torch.backends.cuda.matmul.allow_tf32))
+        # On the CPU products are made in float32, so that nothing need be rounded.
+        found = scaled(tensor if tensor.is_cuda else tensor.float(), self.values)
+        self._last = (key, tensor, found)
+        return found
 
 
 class Part(ABC):
@@ -212,11 +196,12 @@ class Rows(Part):
         index: (examples, positions), which row.
         values: (examples, positions, columns).
         shape: of the table.
-        padding: the row that is not trained, or -1.
+        padding: the row that is not trained by this use of the table, or -1.
     """
 
-    def __init__(self, index: Tensor, values: Tensor, shape: torch.Size, padding: int) -> None:
-        self.index, self.shape, self.padding = index, shape, padding
+    def __init__(self, index: Tensor, values: Tensor, shape: torch.Size, padding: int = -1) -> None:
+        self.index, self.shape = index, shape
+        # Here and nowhere else: another use of the same table may train that row.
         if padding >= 0:
             values = values.masked_fill((index == padding)[..., None], 0.0)
         self.values = values
@@ -229,7 +214,7 @@ class Rows(Part):
 
     def norms(self) -> Norms:
         """For each example: only equal rows meet."""
-        lengths = torch.linalg.vector_norm(self.values, dim=2, dtype=torch.float32)
+        lengths = _lengths(self.values)
         spread = lengths.sum(1).square()
         if self.index.shape[1] == 1:
             return Norms.of(lengths[:, 0].square(), spread, 0.0)
@@ -240,9 +225,7 @@ class Rows(Part):
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
         scaled = self.values.float() * factors.values[:, None, None]
-        return torch.ops.aten.embedding_dense_backward(
-            scaled, self.index, self.shape[0], self.padding, False
-        )
+        return torch.ops.aten.embedding_dense_backward(scaled, self.index, self.shape[0], -1, False)
 
 
 class Tied(Part):
@@ -261,18 +244,26 @@ class Tied(Part):
         return self.rows.each() + self.outer.each()
 
     def norms(self) -> Norms:
-        """For each example, with the products of the two uses."""
-        table, weight = self.rows.norms(), self.outer.norms()
-        # (1 at index_t)·left_s is left_s[index_t]
-        index = self.rows.index[:, None, :].expand(-1, self.outer.left.shape[1], -1)
-        met = self.outer.left.float().gather(2, index)
-        products = product(self.outer.right, self.rows.values.transpose(1, 2))
+        """For each example, with the products of the two uses.
+
+        The three terms may cancel, so all are made from the same factors, which are not rounded.
+        The cross term is never taken from the gradients themselves: R counts in any case.
+        """
+        left, right = self.outer.left, self.outer.right
+        unit = matmul_unit(left)  # of the sums, which are rounded
+        with full_precision():
+            table, weight = self.rows.norms(), self.outer.norms()
+            # (1 at index_t)·left_s is left_s[index_t]
+            index = self.rows.index[:, None, :].expand(-1, left.shape[1], -1)
+            met = left.float().gather(2, index)
+            products = product(right, self.rows.values.transpose(1, 2))
         cross = (met * products).sum((1, 2))
+        lengths = _lengths(left) * _lengths(right)
         # (R + R')² is at most 2(R² + R'²)
         return Norms(
             torch.cat([table.squares, weight.squares, 2.0 * cross[:, None]], 1),
-            2.0 * torch.cat([table.spread, weight.spread], 1),
-            max(table.unit, weight.unit),
+            2.0 * torch.cat([table.spread, lengths.sum(1, keepdim=True).square()], 1),
+            unit,
         )
 
     def weighted(self, factors: Factors) -> Tensor:
@@ -303,31 +294,9 @@ def together(parts: list[Part]) -> Part:
     return Direct(grads)
 
 
-def squared(rows: Tensor) -> Tensor:
-    """Squared norms of rows, in float32."""
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32).square()
-
-
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """A product of matrices whose sums and result are float32, whatever the factors are."""
-    if left.dtype == right.dtype == torch.float32:
-        return left @ right
-    if left.is_cuda and left.dtype == right.dtype:
-        if left.dim() == 2:
-            return torch.mm(left, right, out_dtype=torch.float32)
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()
-
-
-class full_precision:  # noqa: N801
-    """A context in which products of float32 matrices are not rounded to TF32."""
-
-    def __enter__(self) -> None:
-        self._before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = False
-
-    def __exit__(self, *_: object) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = self._before
+def _lengths(rows: Tensor) -> Tensor:
+    """Of every example's row at every position, in float32."""
+    return torch.linalg.vector_norm(rows, dim=2, dtype=torch.float32)
 
 
 def _joined(parts: list[Outer]) -> Outer | None:
@@ -342,4 +311,4 @@ def _joined_rows(parts: list[Rows]) -> Rows | None:
         return parts[0] if parts else None
     index = torch.cat([part.index for part in parts], 1)
     values = torch.cat([part.values for part in parts], 1)
-    return Rows(index, values, parts[0].shape, parts[0].padding)
+    return Rows(index, values, parts[0].shape)

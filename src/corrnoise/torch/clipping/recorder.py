@@ -8,8 +8,9 @@ classes, the same parameters, the same ``state_dict``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,44 +20,9 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping import fallback, handlers
+from corrnoise.torch.clipping.layers import Layer, layers
 from corrnoise.torch.clipping.parts import Part
 from corrnoise.torch.clipping.separate import check_separate
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A module with trained parameters of its own.
-
-    Attributes:
-        name: in the model.
-        module: itself.
-        params: its own trained parameters by name.
-        handler: ``None`` for the fallback.
-    """
-
-    name: str
-    module: nn.Module
-    params: dict[str, nn.Parameter]
-    handler: handlers.Handler | None
-
-    def stand_aside(self) -> list[Tensor]:
-        """Put constants in the place of the parameters; what was there is returned."""
-        before: list[Tensor] = []
-        for name in self.params:
-            owner, key = self._slot(name)
-            before.append(owner[key])
-            owner[key] = before[-1].detach()
-        return before
-
-    def come_back(self, before: Sequence[Tensor]) -> None:
-        """Put them back."""
-        for name, value in zip(self.params, before, strict=True):
-            owner, key = self._slot(name)
-            owner[key] = value
-
-    def _slot(self, name: str) -> tuple[Any, str]:
-        path, _, last = name.rpartition(".")
-        return self.module.get_submodule(path)._parameters, last  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True)
@@ -156,10 +122,11 @@ class Recorder:
     ) -> None:
         trained = {id(param) for param in params}
         self.calls: list[Call] = []
-        self.layers = list(_layers(model, trained))
+        self.layers = list(layers(model, trained))
         self.examples = 0  # in the batch that the model runs on
         self._number = 0  # of calls of the whole model
         self.paused = False
+        self._rows: int | None = None  # of the batch, while the model runs on a few of them
         self._separate = not probe  # whether the model was seen to treat examples apart
         self.on_start: Any = lambda: None  # called when the model starts on a batch
         self._token: dict[torch.device, Tensor] = {}
@@ -200,7 +167,7 @@ class Recorder:
         if not self._separate and self.examples > 1:
             self.paused = True
             try:
-                check_separate(module, args, kwargs, self.examples)
+                check_separate(module, args, kwargs, self.examples, self._few)
             finally:
                 self.paused = False
             self._separate = True
@@ -210,6 +177,8 @@ class Recorder:
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if not self._recording():
+                if layer.handler is not None:
+                    self._check_few(layer, args[:1])
                 return None
             away.append(layer.stand_aside())
             args = handlers.in_autocast(module, self._expanded(layer, args))
@@ -219,6 +188,10 @@ class Recorder:
             if away:
                 layer.come_back(away.pop())
             if output is None or not self._recording():  # the layer itself failed
+                if layer.handler is None:
+                    self._check_few(
+                        layer, fallback.examples_first(module, fallback.tensors(output))
+                    )
                 return None
             return self._tapped(layer, (args, kwargs), output)
 
@@ -278,6 +251,28 @@ class Recorder:
                 "batch as the first dimension, or freeze the layer"
             )
 
+    @contextlib.contextmanager
+    def _few(self, rows: int) -> Generator[None]:
+        """While the model runs on so many examples of the batch, without gradients."""
+        self._rows = rows
+        try:
+            yield
+        finally:
+            self._rows = None
+
+    def _check_few(self, layer: Layer, seen: Sequence[Any]) -> None:
+        """Raise if a layer's first dimension is the batch by chance: by its size alone."""
+        for tensor in seen:
+            if self._rows is None or not isinstance(tensor, Tensor) or not tensor.dim():
+                continue
+            if len(tensor) not in (1, self._rows):
+                raise ValueError(
+                    f"the layer {layer.name!r} must see one row for each of the {self.examples} "
+                    f"examples of the batch, but for {self._rows} of them alone it has a tensor of "
+                    f"shape {tuple(tensor.shape)}: its first dimension is not the batch; keep the "
+                    "batch as the first dimension, or freeze the layer: nothing was released"
+                )
+
     def _note(self, call: Call) -> None:
         self.calls.append(call)
 
@@ -285,18 +280,3 @@ class Recorder:
         if device not in self._token:
             self._token[device] = torch.zeros((), device=device, requires_grad=True)
         return self._token[device]
-
-
-def _layers(model: nn.Module, trained: set[int]) -> Iterator[Layer]:
-    """The modules with trained parameters, the insides of those that are taken whole left out."""
-    inside: set[int] = set()
-    for name, module in model.named_modules():
-        if id(module) in inside:
-            continue
-        whole = isinstance(module, handlers.WHOLE)
-        if whole:
-            inside.update(id(part) for part in module.modules())
-        own = module.named_parameters(recurse=whole, remove_duplicate=False)
-        params = {key: param for key, param in own if id(param) in trained}
-        if params:
-            yield Layer(name, module, params, handlers.find(module))

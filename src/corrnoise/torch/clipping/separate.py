@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,7 +15,13 @@ from torch.utils import _pytree as pytree
 from corrnoise.torch.clipping.fallback import tensors
 
 
-def check_separate(model: nn.Module, args: Any, kwargs: Any, examples: int) -> None:
+def check_separate(
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    examples: int,
+    watched: Callable[[int], AbstractContextManager[None]],
+) -> None:
     """Raise if the first examples' outputs depend on who else is in the batch.
 
     The model runs twice without gradients, as in evaluation: on the whole batch, and on its first
@@ -25,6 +32,7 @@ def check_separate(model: nn.Module, args: Any, kwargs: Any, examples: int) -> N
         args: of the call.
         kwargs: of the call.
         examples: in the batch.
+        watched: a context for the run on as many examples as it is given.
     """
     rows = min(2, examples - 1)
     leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -32,7 +40,8 @@ def check_separate(model: nn.Module, args: Any, kwargs: Any, examples: int) -> N
     with _in_evaluation(model):
         whole = tensors(model(*args, **kwargs))
         few_args, few_kwargs = pytree.tree_unflatten(some, spec)
-        few = tensors(model(*few_args, **few_kwargs))
+        with watched(rows):
+            few = tensors(model(*few_args, **few_kwargs))
     for a, b in zip(whole, few, strict=True):
         if not _batched(a, examples) or len(b) != rows:
             continue

@@ -1,0 +1,126 @@
+"""Products of matrices as clipping makes them: in which precision, and what that rounds away."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+# What ``scaled`` rounds by, for factors that matrix units take as they are.
+_UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-22}
+# Of float32, where matrix units cut it: twice for the norm and the sum.
+_TF32, _CUT_TO_BFLOAT16 = 2.0**-9, 2.0**-7
+
+T = TypeVar("T")
+
+
+def squared(rows: Tensor) -> Tensor:
+    """Squared norms of rows, in float32."""
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32).square()
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """A product of matrices whose sums and result are float32, whatever the factors are."""
+    if left.dtype == right.dtype == torch.float32:
+        return left @ right
+    if left.is_cuda and left.dtype == right.dtype:
+        if left.dim() == 2:
+            return torch.mm(left, right, out_dtype=torch.float32)
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def scaled(tensor: Tensor, factors: Tensor) -> Tensor:
+    """Every example's row with its factor, in the tensor's type.
+
+    Products are made in float32 and rounded once: by a share of 2⁻⁸ in bfloat16 and of 2⁻¹¹ in
+    float16, at most, where they are in the range of normal numbers.
+
+    Args:
+        tensor: (examples, ...).
+        factors: a number for each example, in float32.
+    """
+    rows = factors.view(-1, *[1] * (tensor.dim() - 1))
+    return torch.mul(tensor, rows, out=torch.empty_like(tensor))
+
+
+def precision() -> str:
+    """In which products of float32 matrices are made: "highest", "high" or "medium".
+
+    Raises:
+        ValueError: the backends have settings of their own, which torch cannot sum up.
+    """
+    return _setting(
+        torch.get_float32_matmul_precision,
+        "the precision of matrix products must be set by torch.set_float32_matmul_precision",
+    )
+
+
+def cudnn_rounds() -> bool:
+    """Whether convolutions on a GPU may be made in TF32."""
+    return _setting(
+        lambda: bool(torch.backends.cudnn.allow_tf32),
+        "the precision of convolutions must be set by torch.backends.cudnn.allow_tf32",
+    )
+
+
+def unit(factor: Tensor, precision: str) -> float:
+    """What the factors of a product are rounded by, at most, between the norm and the sum.
+
+    float32 is cut to the bits of the matrix unit, in the norm and, times the clip factor, in the
+    sum. bfloat16 and float16 are exact in the norm, and ``scaled`` rounds them once. A setting
+    other than "highest" allows TF32 on a GPU, and bfloat16 where it is "medium" or on the CPU;
+    whether a processor does so, torch does not tell.
+
+    Args:
+        factor: on the device and of the type of both.
+        precision: of products of float32.
+    """
+    if factor.is_cuda and factor.dtype != torch.float32:
+        return _UNITS[factor.dtype]
+    if precision == "highest":  # on the CPU products of all types are made in float32
+        return _UNITS[torch.float32]
+    return _TF32 if factor.is_cuda and precision == "high" else _CUT_TO_BFLOAT16
+
+
+def matmul_unit(factor: Tensor) -> float:
+    """The unit of matrix products."""
+    return unit(factor, precision())
+
+
+def convolution_unit(factor: Tensor) -> float:
+    """The unit of convolutions whose norms are made by products, and whose sums in float32."""
+    found = precision()
+    if factor.is_cuda:
+        # Matrix units make the norms of other types than float32, and cut their sums.
+        units = factor.dtype != torch.float32 or cudnn_rounds()
+        found = "high" if found == "highest" and units else found
+    else:
+        conv: Any = getattr(torch.backends.mkldnn, "conv", None)
+        rounds = getattr(conv, "fp32_precision", "none") not in ("none", "ieee")
+        found = "medium" if rounds else found
+    return unit(factor.new_empty(0, dtype=torch.float32), found)
+
+
+@contextlib.contextmanager
+def full_precision() -> Generator[None]:
+    """A context in which products of float32 matrices are made in float32."""
+    before = precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _setting(read: Callable[[], T], rule: str) -> T:
+    try:
+        return read()
+    except RuntimeError:  # torch's own words for settings that contradict each other
+        raise ValueError(
+            f"{rule}, got fp32_precision of one backend, which is not the others'; rounding must "
+            "be known to count it: set it there alone. Nothing was released"
+        ) from None

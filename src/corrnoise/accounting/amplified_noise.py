@@ -71,7 +71,7 @@ class AmplifiedNoise:
         self.participation, self.epsilon, self.delta = participation, epsilon, delta
         n, b = participation.num_steps, participation.min_sep
         self.delays = np.arange(0, b, -(-b // _MOST_BINS))
-        draws = int(min(2_000.0, max(500.0, _PRODUCT / (n * self.delays.size))))
+        draws = int(min(1_000.0, max(500.0, _PRODUCT / (n * self.delays.size))))
         generator = np.random.default_rng(seed)
         means = self._means(np.maximum(strategy_coef, 0.0))
         gram = means.T @ means

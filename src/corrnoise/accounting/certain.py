@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from corrnoise.accounting import allocation, gaussian, renyi
+from corrnoise.accounting import allocation, gaussian, renyi, roots
 from corrnoise.accounting.bins import Bins
 
 # From σ and ε to an upper bound of δ(ε) of both directions.
@@ -62,7 +62,8 @@ def noise(bins: Bins, epsilon: float, delta: float) -> float:
         top, step = low, 0.05
         while top < plain and bound(top, epsilon) > delta:
             top, step = top * math.exp(step), 2.0 * step
-        return _least(lambda x: bound(x, epsilon), delta, 1e-3 * plain, min(top, plain))
+        limits = 1e-3 * plain, min(top, plain)
+        return roots.least(lambda x: bound(x, epsilon), delta, limits, _TOLERANCE, limits[1])
 
     return _search(least, lambda x: best(bins, x, epsilon), low, delta)
 
@@ -76,7 +77,8 @@ def epsilon(bins: Bins, sigma: float, delta: float) -> float:
         return 0.0
 
     def least(bound: Bound) -> float:
-        return _least(lambda x: bound(sigma, x), delta, 1e-6 * plain, plain)
+        limits = 1e-6 * plain, plain
+        return roots.least(lambda x: bound(sigma, x), delta, limits, _TOLERANCE, plain / 2.0)
 
     return _search(least, lambda x: best(bins, sigma, x), plain / 2.0, delta)
 
@@ -97,29 +99,3 @@ def _search(
         bound = better
         found = min(found, least(bound))
     return found
-
-
-def _least(bound: Callable[[float], float], delta: float, low: float, high: float) -> float:
-    """The least x in [low, high] with bound(x) ≤ δ, or a little more; ``high`` is private.
-
-    The root is found in the logarithms, where few evaluations are enough.
-    """
-    from scipy.optimize import brentq
-
-    def excess(log_x: float) -> float:
-        return math.log(max(bound(math.exp(log_x)), 1e-320)) - math.log(delta)
-
-    top, step, least = math.log(high), 0.25, math.log(low)
-    bottom = max(top - step, least)
-    while excess(bottom) <= 0.0:
-        if bottom == least:
-            return low
-        top, step = bottom, 2.0 * step
-        bottom = max(top - step, least)
-    if excess(top) < 0.0:
-        found = float(brentq(excess, bottom, top, xtol=_TOLERANCE / 2.0))
-        while found < top:
-            found += _TOLERANCE / 2.0
-            if excess(found) <= 0.0:
-                return min(math.exp(found), high)
-    return math.exp(top) if top < math.log(high) else high

@@ -11,21 +11,21 @@ from functools import cached_property
 from corrnoise import _checks as checks
 from corrnoise import _progress
 from corrnoise._progress import Progress
-from corrnoise.accounting import balls_in_bins, certain, gaussian
+from corrnoise.accounting import balls_in_bins, certain, gaussian, roots
 from corrnoise.accounting.balls_in_bins import Direction, Estimate
 from corrnoise.accounting.bins import Bins
 
 # The margin that a search leaves for its confirmation, relative to noise or ε, and its tolerance.
-_ROOM = 2e-4
-_SEARCH_TOLERANCE = _ROOM / 4
+_ROOM = 1e-3
+_SEARCH_TOLERANCE = _ROOM / 8
 _WIDER = 3.0
 # A search begins with a tenth of its draws, at least so many, and narrows to this relative width;
 # it ends at this part of what is private without amplification.
 _FEWEST, _NEAR, _LEAST = 1_000, 0.01, 1e-3
+# Where a search begins, below what is private without amplification.
+_FIRST = 0.5
 # How often the proposal of a search is chosen anew.
 _RESHAPES = 6
-# At first triples of bins are used up to this many bins: they take b³ operations at every point.
-_QUICK_TRIPLES = 128
 MOST_ATTEMPTS = 30
 # The attempt of an account that takes no draws.
 NO_ATTEMPT = -1
@@ -134,19 +134,24 @@ def certified_delta(
     return Search(bins, 0.0, draws).least_delta(sigma, epsilon, most)
 
 
-def estimate_noise(bins: Bins, epsilon: float, delta: float, draws: Draws) -> float:
-    """An estimate, from few draws, of the noise that ``certified_noise`` finds.
+def estimate_noise(
+    bins: Bins,
+    epsilon: float,
+    delta: float,
+    draws: Draws,
+    *,
+    samples: int = _ESTIMATE_DRAWS,
+    near: float | None = None,
+) -> float:
+    """An estimate, from few draws, of the noise that a certificate needs.
 
-    It serves to rank mechanisms, in a tenth of the time; it certifies nothing.
+    It serves to rank mechanisms, in a tenth of the time; it certifies nothing. ``near`` is a guess.
     """
     if bins.orthogonal:
         return certain.noise(bins, epsilon, delta)
-    search = Search(bins, delta, draws, _ESTIMATE_DRAWS)
+    search = Search(bins, delta, draws, samples)
     most = gaussian.noise_multiplier(epsilon, delta, bins.longest)
-    found = search.promising(lambda sigma: (sigma, epsilon), most, _ESTIMATE_TOLERANCE)
-    if certain.delta(bins, found, epsilon) <= delta:
-        return certain.noise(bins, epsilon, delta)
-    return found
+    return search.promising(lambda sigma: (sigma, epsilon), most, _ESTIMATE_TOLERANCE, near)
 
 
 class Search:
@@ -162,34 +167,42 @@ class Search:
         self.samples = draws.samples or max(20_000, min(500_000, 50_000_000 // bins.num_bins))
         self.few = few or max(1_000, self.samples // 10)
 
-    def promising(self, point: Point, most: float, tolerance: float) -> float:
+    def promising(
+        self, point: Point, most: float, tolerance: float, near: float | None = None
+    ) -> float:
         """The least value at which the full number of draws is likely to certify δ.
 
-        ``point`` turns a value into (noise, ε), and ``most`` is proven to be private. A search with
-        few draws is narrowed by one with more, all with the same random numbers, so that δ is a
-        smooth function and a root is found in few evaluations.
+        ``point`` turns a value into (noise, ε), ``most`` is proven to be private, and ``near`` is a
+        guess. A search with few draws is narrowed by one with more, all with the same random
+        numbers, so that δ is a smooth function and a root is found in few evaluations.
         """
-        from scipy.optimize import brentq  # deferred, like all of SciPy, for a quick import
-
         normals = balls_in_bins.Normals()
+        top = math.log(most)
+        bottom = top + math.log(_LEAST)
+        if near is None:
+            guess = self._rough(point, top, bottom, normals)
+        else:
+            guess = min(max(math.log(near), bottom), top)
+        found = guess
+        for _ in range(_RESHAPES):
+            found = self._root(point, guess, (bottom, top), tolerance, normals)
+            if abs(found - guess) <= _NEAR:
+                break
+            guess = found
+        return min(math.exp(found + tolerance / 2.0), most)
+
+    def _rough(
+        self, point: Point, top: float, bottom: float, normals: balls_in_bins.Normals
+    ) -> float:
+        """The logarithm of the promising value within some percent, from very few draws."""
+        fewest = max(_FEWEST, self.few // 10)
 
         def rough(log_value: float) -> float:
             at = point(math.exp(log_value))
-            shape = balls_in_bins.tuples(self.bins, *at, _QUICK_TRIPLES).shape
+            shape = balls_in_bins.tuples(self.bins, *at, most_triples=0).shape
             return self._log_upper(*at, fewest, shape, normals) - math.log(self.delta)
 
-        top, fewest = math.log(most), max(_FEWEST, self.few // 10)
-        bottom = top + math.log(_LEAST)
-        low, high = _bracket(rough, top, top, bottom, 0.2)
-        if low == high:
-            return most
-        near = found = float(brentq(rough, low, high, xtol=_NEAR / 2.0))
-        for _ in range(_RESHAPES):
-            found = self._root(point, near, (bottom, top), tolerance, normals)
-            if abs(found - near) <= _NEAR:
-                break
-            near = found
-        return min(math.exp(found + tolerance / 2.0), most)
+        return roots.falling(rough, top - _FIRST, (bottom, top), _NEAR / 2.0)
 
     def _root(
         self,
@@ -200,16 +213,13 @@ class Search:
         normals: balls_in_bins.Normals,
     ) -> float:
         """The logarithm of the promising value, with the proposal that is best at ``near``."""
-        from scipy.optimize import brentq
-
         shape = balls_in_bins.tuples(self.bins, *point(math.exp(near))).shape
 
         def excess(log_value: float) -> float:
             at = point(math.exp(log_value))
             return self._log_upper(*at, self.few, shape, normals) - math.log(self.delta)
 
-        low, high = _bracket(excess, near + _NEAR / 2.0, limits[1], limits[0], _NEAR)
-        return float(brentq(excess, low, high, xtol=tolerance / 2.0)) if low < high else high
+        return roots.falling(excess, near, limits, tolerance / 2.0)
 
     def confirm(
         self, start: float, most: float, point: Point
@@ -328,26 +338,3 @@ def check_samples(samples: object) -> int:
     """Return ``samples`` as a number of draws, or raise."""
     found = checks.integer("samples", samples, _LEAST_SAMPLES)
     return checks.integer("samples", found, _LEAST_SAMPLES, _MOST_SAMPLES)
-
-
-def _bracket(
-    excess: Callable[[float], float], start: float, top: float, bottom: float, step: float
-) -> tuple[float, float]:
-    """Ends of an interval in which ``excess`` changes its sign; equal ends where there is none.
-
-    It falls with its argument. From ``start`` the steps double, down to ``bottom`` or up to
-    ``top``, where nothing needs to be evaluated.
-    """
-    x = min(start, top)
-    if x == top or excess(x) <= 0.0:
-        while x > bottom:
-            x, above, step = max(x - step, bottom), x, 2.0 * step
-            if excess(x) > 0.0:
-                # At the top itself the excess may be positive: then there is no root below it.
-                return (x, above) if excess(above) < 0.0 else (above, above)
-        return bottom, bottom
-    while x < top:
-        x, below, step = min(x + step, top), x, 2.0 * step
-        if excess(x) <= 0.0:
-            return below, x
-    return top, top

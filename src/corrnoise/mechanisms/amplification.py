@@ -40,6 +40,8 @@ class AmplifiedError:
     _known: dict[bytes, float] = field(
         default_factory=dict[bytes, float], compare=False, repr=False
     )
+    # The noise of the last estimate, relative to the longest mean: a guess for the next one.
+    _last: list[float] = field(default_factory=list[float], compare=False, repr=False)
 
     @staticmethod
     def checked(
@@ -84,15 +86,17 @@ class AmplifiedError:
 
     @property
     def _again(self) -> tuple[AmplifiedError, ...]:
-        return tuple(replace(self, seed=self.seed + more, _known={}) for more in _FRESH)
+        return tuple(
+            replace(self, seed=self.seed + more, _known={}, _last=list(self._last))
+            for more in _FRESH
+        )
 
     def _estimate(self, mechanism: ToeplitzMechanism) -> float:
         if bins.objection(mechanism.least_entry, self.participation):
             return math.inf
-        noise = certificates.estimate_noise(
-            mechanism.bins(self.participation.min_sep),
-            self.epsilon,
-            self.delta,
-            Draws.checked(_FAILURE_PROBABILITY, None, self.seed, None),
-        )
+        means = mechanism.bins(self.participation.min_sep)
+        draws = Draws.checked(_FAILURE_PROBABILITY, None, self.seed, None)
+        near = self._last[0] * means.longest if self._last else None
+        noise = certificates.estimate_noise(means, self.epsilon, self.delta, draws, near=near)
+        self._last[:] = [noise / means.longest]
         return noise * mechanism.decoder_rms

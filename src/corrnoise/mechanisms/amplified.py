@@ -18,7 +18,7 @@ from corrnoise.accounting.amplified_noise import AmplifiedNoise
 from corrnoise.algebra.rational import Rational
 from corrnoise.mechanisms.amplification import AmplifiedError
 from corrnoise.mechanisms.banded_inverse import band_inv_mf, repriced
-from corrnoise.mechanisms.fractional import best_amplified, bifr
+from corrnoise.mechanisms.fractional import best_amplified, best_bifr
 from corrnoise.mechanisms.registry import Candidate, Family, Question, Size
 from corrnoise.mechanisms.square_root import MOST_BANDS, bands, bisr
 from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
@@ -81,8 +81,9 @@ def _starts(
     """Where to begin: closed forms, and an optimum for fixed batches or with fewer bands."""
     part = error.participation
     yield bisr(workload, num_bands=num_bands)
-    yield bifr(workload, part, num_bands=num_bands)
-    yield best_amplified(workload, num_bands, error)
+    fixed, largest = best_bifr(workload, part, num_bands)
+    yield fixed
+    yield best_amplified(workload, num_bands, error, largest)
     if num_bands <= _FEW_BANDS:
         yield band_inv_mf(workload, part, num_bands=num_bands)
         return

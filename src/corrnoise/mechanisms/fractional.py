@@ -110,7 +110,9 @@ def amplified_bifr(
     True
     """
     error = AmplifiedError.checked(workload, participation, epsilon, delta, seed)
-    return best_amplified(workload, bands(num_bands, workload), error)
+    p = bands(num_bands, workload)
+    largest = best_bifr(workload, participation, p)[1]
+    return best_amplified(workload, p, error, largest)
 
 
 def inverse_power_coef(workload: Workload, power: float, num_terms: int) -> Array:
@@ -153,9 +155,10 @@ def best_bifr(
     )
 
 
-def best_amplified(workload: Workload, num_bands: int, error: AmplifiedError) -> ToeplitzMechanism:
-    """The mechanism with the least error under amplification."""
-    largest = best_bifr(workload, error.participation, num_bands)[1]
+def best_amplified(
+    workload: Workload, num_bands: int, error: AmplifiedError, largest: float
+) -> ToeplitzMechanism:
+    """The mechanism with the least error under amplification; ``largest`` is γ without it."""
     return searching.least_amplified(
         lambda gamma: _member(workload, num_bands, gamma), _SQUARE_ROOT, largest, error
     )

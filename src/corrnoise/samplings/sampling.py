@@ -11,11 +11,11 @@ import dataclasses
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
-from corrnoise.accounting import gaussian
+from corrnoise.accounting import gaussian, roots
 from corrnoise.accounting.certificates import Draws
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
@@ -86,17 +86,14 @@ class Sampling(ABC):
         """The least noise multiplier with which a run is (ε, δ)-DP, or slightly more."""
         n = participation.num_steps
 
-        def private(noise: float) -> bool:
-            return self.delta(mechanism, participation, noise, epsilon, n) <= delta
+        def price(noise: float) -> float:
+            return self.delta(mechanism, participation, noise, epsilon, n)
 
         sens = mechanism.sensitivity(participation).value
         high = gaussian.noise_multiplier(epsilon, delta, sens)
-        while not private(high):
+        while price(high) > delta:
             high *= 2.0
-        low = high
-        while private(low) and low > 1e-3 * high:
-            low /= 2.0
-        return _bisect(private, low, high, _TOLERANCE)
+        return roots.least(price, delta, (1e-3 * high, high), _TOLERANCE, high / 2.0)
 
     def epsilon(
         self,
@@ -108,17 +105,15 @@ class Sampling(ABC):
     ) -> float:
         """An ε with which the first steps are (ε, δ)-DP: the least one, or a little more."""
 
-        def private(epsilon: float) -> bool:
-            return (
-                self.delta(mechanism, participation, noise_multiplier, epsilon, num_steps) <= delta
-            )
+        def price(epsilon: float) -> float:
+            return self.delta(mechanism, participation, noise_multiplier, epsilon, num_steps)
 
-        if private(0.0):
+        if price(0.0) <= delta:
             return 0.0
         high = 1.0
-        while not private(high):
+        while price(high) > delta:
             high *= 2.0
-        return _bisect(private, 0.0, high, _TOLERANCE)
+        return roots.least(price, delta, (1e-6 * high, high), _TOLERANCE, high / 2.0)
 
     def calibrate(
         self,
@@ -274,14 +269,3 @@ def delta_rounded_up(delta: float) -> float:
     if math.isnan(delta):
         raise ArithmeticError("δ is not a number")
     return min(max(delta * (1.0 + _ROUNDING), sys.float_info.min), 1.0)
-
-
-def _bisect(private: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
-    """Narrow a bracket to this relative width and return its private end; ``high`` is private."""
-    while high - low > tolerance * high:
-        middle = (low + high) / 2.0
-        if private(middle):
-            high = middle
-        else:
-            low = middle
-    return high

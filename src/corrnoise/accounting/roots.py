@@ -1,0 +1,64 @@
+"""Roots of falling functions in few evaluations: δ against noise or ε, in logarithms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+# A guess of the first slope of log δ against the logarithm of noise or ε, and the longest step.
+_SLOPE, _STRIDE = -12.0, 0.5
+# Logarithms of numbers below this are taken as its own.
+_TINY = 1e-320
+
+
+def falling(
+    excess: Callable[[float], float], start: float, limits: tuple[float, float], tolerance: float
+) -> float:
+    """The root of a smooth function that falls with its argument, or the limit nearest to it.
+
+    Secants, kept between the nearest known points of either sign; the first slope is a guess.
+
+    >>> round(falling(lambda x: 2.0 - x**3, 1.0, (0.0, 3.0), 1e-9) ** 3, 6)
+    2.0
+    """
+    low, high = limits
+    x, slope = min(max(start, low), high), _SLOPE
+    value = excess(x)
+    while True:
+        low, high = (x, high) if value > 0.0 else (low, x)
+        following = x + max(-_STRIDE, min(_STRIDE, -value / slope))
+        if not low < following < high:
+            # Beyond a limit, where nothing is known yet, or beyond a point that is known.
+            beyond = (low if value <= 0.0 else high) in limits
+            following = min(max(following, low), high) if beyond else (low + high) / 2.0
+        if abs(following - x) <= tolerance:
+            return following
+        before, value = value, excess(following)
+        slope = min((value - before) / (following - x), -1e-3)
+        x = following
+
+
+def least(
+    delta: Callable[[float], float],
+    target: float,
+    limits: tuple[float, float],
+    tolerance: float,
+    start: float | None = None,
+) -> float:
+    """The least x in the limits with δ(x) ≤ target, or more by a relative ``tolerance``.
+
+    δ falls with x. The upper limit is returned where nothing less is found: it must be known to
+    reach the target. The search begins at ``start``.
+    """
+    low, high = math.log(limits[0]), math.log(limits[1])
+
+    def excess(log_x: float) -> float:
+        return math.log(max(delta(math.exp(log_x)), _TINY)) - math.log(target)
+
+    first = (low + high) / 2.0 if start is None else math.log(start)
+    found, width = falling(excess, first, (low, high), tolerance / 4.0), tolerance / 2.0
+    while found < high:
+        if excess(found) <= 0.0:
+            return math.exp(found)
+        found, width = found + width, 2.0 * width
+    return limits[1]

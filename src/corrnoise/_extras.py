@@ -18,6 +18,7 @@ EXTRAS = {
     "sklearn": "demo",
     "torch": "torch",
     "triton": "gpu",
+    "threadpoolctl": "accounting",
     "typer": "cli",
 }
 

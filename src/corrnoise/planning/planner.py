@@ -1,13 +1,16 @@
-"""The plan with the least expected error for a dataset, a budget and a memory limit."""
+"""The plan with the least expected error over samplings and mechanisms, for a budget."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from corrnoise import _checks as checks
 from corrnoise import mechanisms as _mechanisms
 from corrnoise import workloads
 from corrnoise._progress import Progress, Share
+from corrnoise._threads import one_blas_thread
 from corrnoise.accounting import Draws
 from corrnoise.mechanisms import Candidate, Family, Question
 from corrnoise.noise.generator.stream import check_rounds
@@ -15,15 +18,17 @@ from corrnoise.participation import Participation
 from corrnoise.planning.plans import Plan
 from corrnoise.planning.pricing import CERTIFICATE, Priced, Pricing
 from corrnoise.planning.verification import trust
-from corrnoise.samplings import ASSUMED, DRAWN, Sampling
+from corrnoise.samplings import ASSUMED, BEST, Sampling
 from corrnoise.samplings import get as get_sampling
+from corrnoise.samplings import names as sampling_names
 
-# Of the candidates ranked by an estimate, this many are certified if they are close to the best.
-_FINALISTS, _CLOSE = 3, 1.02
+# At most this many certificates are drawn; they share the failure probability.
+_FINALISTS = 3
 # Errors this close count as equal, and the cheaper mechanism is taken.
 _EQUAL = 1.001
 
 
+@one_blas_thread()
 def plan(
     *,
     num_examples: int,
@@ -34,7 +39,8 @@ def plan(
     delta: float,
     momentum: float = 0.0,
     decay: float = 1.0,
-    sampling: str | Sampling = DRAWN,
+    sampling: str | Sampling = BEST,
+    allow: Sequence[str] | None = None,
     mechanisms: Sequence[str] | None = None,
     num_bands: int | None = None,
     num_parameters: int | None = None,
@@ -45,14 +51,14 @@ def plan(
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> Plan:
-    """The mechanism with the least expected error σ·‖B‖_F/√n at the noise that the budget needs.
+    """The sampling and mechanism with the least expected error σ·‖B‖_F/√n for a budget.
 
-    Amplification by sampling counts: each candidate is priced for ``sampling``. An epoch has
-    b = ⌈num_examples/batch_size⌉ steps; an example takes part at most once in each. Where prices
-    are certified by draws, every candidate is ranked by an estimate and the best three are
+    Every mechanism is priced for every sampling that is allowed: amplification by random batches
+    counts. An epoch has b = ⌈num_examples/batch_size⌉ steps; an example takes part at most once in
+    each. Where prices are certified by draws, candidates are ranked by an estimate, and the best is
     certified; the noise of the plan itself is always exact, a proven bound or certified. Mechanisms
     are priced with the float32 coefficients that are run. Errors within 0.1 % count as equal, and
-    the cheaper mechanism is taken.
+    the cheaper mechanism is taken. The result does not depend on the number of cores.
 
     Args:
         num_examples: size of the dataset.
@@ -63,7 +69,10 @@ def plan(
         delta: δ.
         momentum: β of the optimizer, m ← β·m + x̂.
         decay: α, the factor that the weights keep in one step; 1 is no decay.
-        sampling: one of ``corrnoise.samplings.names()``, as in ``calibrate``, or a ``Sampling``.
+        sampling: "best" for the best of all, one of ``corrnoise.samplings.names()``, as in
+            ``calibrate``, or a ``Sampling``.
+        allow: with "best", the names of the samplings to choose from, such as ``["fixed"]`` where
+            batches cannot be random and secret; all by default.
         mechanisms: names of families to choose from; all by default.
         num_bands: p of the banded families; several by default.
         num_parameters: the size of the model, to report how many bytes the noise keeps.
@@ -85,44 +94,48 @@ def plan(
     >>> cn.Plan.from_json(plan.to_json()) == plan
     True
     """
-    how = get_sampling(sampling)
-    part = participation(num_examples, batch_size, epochs=epochs, num_steps=num_steps, sampling=how)
-    workload = workloads.sgd(part.num_steps, momentum=momentum, decay=decay)
     epsilon = checks.number("epsilon", epsilon, 0.0, open_low=True)
     delta = checks.probability("delta", delta)
     if memory is not None:
         memory = checks.number("memory", memory, 0.0)
     if num_parameters is not None:
         checks.integer("num_parameters", num_parameters, 1)
-    if num_bands is not None:
-        checks.integer("num_bands", num_bands, 1, part.num_steps, "lower it or take more steps")
     rounds = check_rounds(rounds)
     draws = Draws.checked(failure_probability, samples, seed, progress)
-    pricing = Pricing(part, epsilon, delta, how, memory, rounds, num_bands is not None, draws)
-    question = Question(
-        workload,
-        part,
-        how.amplification,
-        epsilon,
-        delta,
-        memory,
-        num_bands,
-        named=mechanisms is not None,
-    )
-    tried = _candidates(question, mechanisms)
-    certificates = _FINALISTS * CERTIFICATE if how.certified else 0
-    share = Share(draws.progress, len(tried) + certificates)
+    problems: list[_Problem] = []
+    for how in _samplings(sampling, allow, num_examples, batch_size, num_steps):
+        part = participation(
+            num_examples, batch_size, epochs=epochs, num_steps=num_steps, sampling=how
+        )
+        if num_bands is not None:
+            checks.integer("num_bands", num_bands, 1, part.num_steps, "lower it or take more steps")
+        question = Question(
+            workloads.sgd(part.num_steps, momentum=momentum, decay=decay),
+            part,
+            how.amplification,
+            epsilon,
+            delta,
+            memory,
+            num_bands,
+            named=mechanisms is not None,
+        )
+        pricing = Pricing(part, epsilon, delta, how, memory, rounds, num_bands is not None, draws)
+        problems.append(_Problem(question, pricing, _candidates(question, mechanisms)))
+    count = sum(len(problem.candidates) for problem in problems)
+    share = Share(draws.progress, count + _FINALISTS * CERTIFICATE)
     priced: list[Priced] = []
-    for family, candidate in tried:
-        priced.append(pricing.price(family, candidate))
-        share.advance(1)
-    if how.certified:
-        priced = _certify(priced, pricing, share)
+    for problem in problems:
+        for family, candidate in problem.candidates:
+            priced.append(problem.pricing.price(family, candidate))
+            share.advance(1)
+    _certify_the_best(priced, {p.pricing.sampling.name: p.pricing for p in problems}, share)
     share.finish()
     priced.sort(key=lambda p: p.error)
-    chosen = _choose(priced, how)
+    chosen = _choose(priced)
     assert chosen.calibration is not None
     assert chosen.alternative.scheme is not None
+    how, part = chosen.calibration.sampling, chosen.calibration.participation
+    workload = chosen.calibration.mechanism.workload
     found = Plan(
         num_examples=num_examples,
         batch_size=batch_size,
@@ -136,6 +149,39 @@ def plan(
     )
     trust(found)  # it was priced just now
     return found
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """The candidates of one sampling, and what they are priced for."""
+
+    question: Question
+    pricing: Pricing
+    candidates: list[tuple[Family, Candidate]]
+
+
+def _samplings(
+    sampling: str | Sampling,
+    allow: Sequence[str] | None,
+    num_examples: int,
+    batch_size: int,
+    num_steps: int | None,
+) -> list[Sampling]:
+    """The samplings to choose from; for "best" those that allow a run of this length."""
+    if sampling != BEST:
+        if allow is not None:
+            raise ValueError(
+                f"allow must be left out unless sampling='best', got {allow!r} for "
+                f"sampling={str(sampling)!r}; drop one of them"
+            )
+        return [get_sampling(sampling)]
+    names = sampling_names() if allow is None else allow
+    if isinstance(names, str) or not names:
+        raise ValueError(f"allow must be a list of samplings, got {names!r}; try ['fixed']")
+    every = [get_sampling(name) for name in names]
+    shorter = num_steps is not None and num_steps * batch_size < num_examples
+    fitting = [each for each in every if each.partial_epoch or not shorter]
+    return fitting or every  # where none fits, ``participation`` says why
 
 
 def participation(
@@ -185,26 +231,34 @@ def _candidates(question: Question, names: Sequence[str] | None) -> list[tuple[F
     return [(family, each) for family in chosen for each in family.candidates(question)]
 
 
-def _certify(priced: list[Priced], pricing: Pricing, share: Share) -> list[Priced]:
-    """The same candidates; the best of the available ones have a certificate."""
-    ranked = sorted((p for p in priced if p.available), key=lambda p: p.error)[:_FINALISTS]
-    finalists = [p for p in ranked if p.error <= _CLOSE * ranked[0].error]
-    result = [p for p in priced if p not in finalists]
-    for finalist in finalists:
-        assert finalist.mechanism is not None
-        found = pricing.certify(finalist.mechanism, len(finalists), share)
-        result.append(finalist.calibrated(found))
+def _certify_the_best(priced: list[Priced], pricings: Mapping[str, Pricing], share: Share) -> None:
+    """Certify the candidate with the least estimate, until one that is proven is the best.
+
+    An estimate has to be better by 0.1 % to be worth a certificate.
+    """
+    for _ in range(_FINALISTS):
+        usable = [p for p in priced if p.available and p.mechanism is not None]
+        proven = min((p.error for p in usable if p.calibration is not None), default=math.inf)
+        best = min(
+            (p for p in usable if p.calibration is None), key=lambda p: p.error, default=None
+        )
+        if best is None or best.error * _EQUAL >= proven:
+            return
+        assert best.mechanism is not None
+        pricing = pricings[best.alternative.sampling]
+        found = pricing.certify(best.mechanism, _FINALISTS, share)
+        priced[priced.index(best)] = best.calibrated(found)
         share.advance(CERTIFICATE)
-    return result
 
 
-def _choose(priced: list[Priced], sampling: Sampling) -> Priced:
+def _choose(priced: list[Priced]) -> Priced:
     """The cheapest of the candidates within 0.1 % of the least error."""
     ready = [p for p in priced if p.available and p.calibration is not None]
     if not ready:
         reasons = "; ".join(f"{p.alternative.label}: {p.alternative.reason}" for p in priced)
+        asked = sorted({p.alternative.sampling for p in priced})
         raise ValueError(
-            f"mechanisms must contain one that can be used with sampling={sampling.name!r}, got "
+            f"mechanisms must contain one that can be used with sampling={', '.join(asked)}, got "
             f"none ({reasons}); name others, allow more memory or change the sampling"
         )
     least = min(p.error for p in ready)

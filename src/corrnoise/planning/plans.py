@@ -19,6 +19,7 @@ from corrnoise.noise.filtering.scheme import choose
 from corrnoise.noise.generator.stream import check_rounds
 from corrnoise.participation import Participation
 from corrnoise.samplings import Batches, Calibration, Sampling
+from corrnoise.samplings import get as get_sampling
 
 _KINDS = ("exact", "bound", "certified", "estimate")
 _SCHEMES = ("regenerate", "lookahead", "ring", "recursion")
@@ -34,6 +35,7 @@ class Alternative:
         label: family, size and what it was tuned for.
         name: the family.
         num_bands: p; ``None`` for families that have no bands.
+        sampling: how batches are drawn.
         noise_multiplier: what the budget needs; ``None`` where the sampling has no analysis.
         error: the expected error at that noise, per unit of clip norm.
         kind: what the noise is: "exact", "bound" or "certified" as in ``Calibration``, or
@@ -46,6 +48,7 @@ class Alternative:
     label: str
     name: str
     num_bands: int | None
+    sampling: str
     noise_multiplier: float | None = None
     error: float | None = None
     kind: Literal["exact", "bound", "certified", "estimate"] | None = None
@@ -57,7 +60,7 @@ class Alternative:
     def from_dict(data: Mapping[str, Any]) -> Alternative:
         """The inverse of ``dataclasses.asdict``; a ``ValueError`` names what is wrong."""
         given = checks.fields("alternative", data, (f.name for f in fields(Alternative)))
-        for name in ("label", "name", "reason"):
+        for name in ("label", "name", "sampling", "reason"):
             checks.text(f"{name} of an alternative", given[name])
         if given["num_bands"] is not None:
             checks.integer("num_bands", given["num_bands"], 1)
@@ -290,23 +293,43 @@ class Plan:
             lines[-1] += f"; no factorization can be below {rounded_down(self.lower_bound)} here"
         return "\n".join(lines)
 
+    @property
+    def shown(self) -> tuple[Alternative, ...]:
+        """The alternatives of the table: the best of each sampling, and all of the chosen one."""
+        own = self.sampling.name
+        best: dict[str, Alternative] = {}
+        for each in sorted(self.alternatives, key=lambda a: (bool(a.reason), a.error is None)):
+            best.setdefault(each.sampling, each)
+        return tuple(
+            each
+            for each in self.alternatives
+            if each.sampling == own or each is best[each.sampling]
+        )
+
     def table(self) -> str:
         """The alternatives considered, as text; "" where there were none."""
         if not self.alternatives:
             return ""
-        columns = ["alternatives", "error", "noise", "kind", "time", ""]
+        columns = ["alternatives", "sampling", "error", "noise", "kind", "vectors", "time", ""]
         rows = [
             [
                 a.label + (" (chosen)" if a is self.chosen else ""),
+                a.sampling,
                 "" if a.error is None else f"{a.error:.4g}",
                 "" if a.noise_multiplier is None else rounded_up(a.noise_multiplier, 4),
                 a.kind or "",
+                "" if a.scheme is None else str(a.scheme.num_vectors),
                 "" if a.step_cost is None else f"{a.step_cost:.1f}",
                 a.reason,
             ]
-            for a in self.alternatives
+            for a in self.shown
         ]
-        return _tables.text(columns, rows, left=(0, 3, 5))
+        lines = [_tables.text(columns, rows, left=(0, 1, 4, 7))]
+        names = {a.sampling: None for a in self.alternatives}
+        secret = [name for name in names if get_sampling(name).secret]
+        if secret:
+            lines.append(f"Batches must be random and secret with {', '.join(secret)}.")
+        return "\n".join(lines)
 
 
 def _scheme(data: object) -> Scheme:

@@ -77,13 +77,13 @@ class Pricing:
         """Build a candidate, and price it: by an estimate where a certificate takes seconds."""
         bands = candidate.size if family.size != "num_buffers" else None
         label = family.title(candidate.size) + candidate.note
-        blank = Alternative(label, family.name, bands)
+        blank = Alternative(label, family.name, bands, self.sampling.name)
         try:
             mechanism = candidate.build().in_float32()
             spec = Filter.of(mechanism)
             refused = self.sampling.objection(mechanism, self.participation)
-        except OverflowError as overflow:
-            return Priced(replace(blank, reason=str(overflow)))
+        except OverflowError as problem:
+            return Priced(replace(blank, reason=str(problem)))
         if refused:
             return Priced(replace(blank, reason=refused))
         # No scheme keeps more vectors than there are steps.
@@ -92,7 +92,11 @@ class Pricing:
         cost = _scheme.relative_cost(scheme, spec, self.rounds)
         alternative = replace(blank, scheme=scheme, step_cost=cost, reason=self._excess(scheme))
         if not self.sampling.certified:
-            return Priced(alternative, mechanism).calibrated(self._calibrate(mechanism, self.draws))
+            try:
+                found = self._calibrate(mechanism, self.draws)
+            except ModuleNotFoundError as missing:
+                return Priced(replace(blank, reason=str(missing)))
+            return Priced(alternative, mechanism).calibrated(found)
         noise = self.sampling.estimate(
             mechanism, self.participation, self.epsilon, self.delta, self.draws
         )

@@ -13,7 +13,7 @@ from corrnoise.samplings.balls_in_bins import BALLS_IN_BINS
 from corrnoise.samplings.batches import Batches, random_words
 from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.fixed import FIXED
-from corrnoise.samplings.functions import ASSUMED, DRAWN, account, calibrate
+from corrnoise.samplings.functions import ASSUMED, BEST, DRAWN, account, calibrate
 from corrnoise.samplings.poisson import CYCLIC_POISSON, POISSON
 from corrnoise.samplings.sampling import Sampling, get, names, objections, register, require
 
@@ -22,6 +22,7 @@ register(FIXED, BALLS_IN_BINS, POISSON, CYCLIC_POISSON)
 __all__ = [
     "ASSUMED",
     "BALLS_IN_BINS",
+    "BEST",
     "CYCLIC_POISSON",
     "DRAWN",
     "FIXED",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from corrnoise import _checks as checks
 from corrnoise._progress import Progress
+from corrnoise._threads import one_blas_thread
 from corrnoise.accounting import Draws
 from corrnoise.mechanisms import Mechanism
 from corrnoise.participation import Participation
@@ -12,10 +13,13 @@ from corrnoise.samplings.sampling import Sampling, get, require
 
 # The default of ``calibrate`` and ``account``: batches that need not be kept secret.
 ASSUMED = "fixed"
-# The default of a run: it draws its batches itself, and keeps them secret.
+# The default of a run with a named mechanism: it draws its batches itself, and keeps them secret.
 DRAWN = "balls-in-bins"
+# The default of a planner: the best of all samplings.
+BEST = "best"
 
 
+@one_blas_thread()
 def calibrate(
     mechanism: Mechanism,
     participation: Participation,
@@ -57,6 +61,7 @@ def calibrate(
     return how.calibrate(mechanism, participation, epsilon, delta, draws)
 
 
+@one_blas_thread()
 def account(
     mechanism: Mechanism,
     participation: Participation,

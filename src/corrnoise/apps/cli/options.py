@@ -19,6 +19,7 @@ REGISTRIES: dict[str, Callable[[], tuple[str, ...]]] = {
     "mechanism": mechanisms.names,
     "mechanisms": mechanisms.names,
     "sampling": samplings.names,
+    "allow": samplings.names,
 }
 
 
@@ -38,6 +39,14 @@ def _sampling(name: str) -> str:
         return samplings.get(name).name
     except ValueError as unknown:
         raise typer.BadParameter(f"{unknown}.") from None
+
+
+def _sampling_or_best(name: str) -> str:
+    return name if name == samplings.BEST else _sampling(name)
+
+
+def _samplings(names: list[str] | None) -> list[str] | None:
+    return None if names is None else [_sampling(name) for name in names]
 
 
 FamilyName = Annotated[
@@ -66,6 +75,25 @@ SamplingName = Annotated[
         autocompletion=lambda: list(samplings.names()),
         metavar="NAME",
         help="How batches are sampled.",
+    ),
+]
+SamplingOrBest = Annotated[
+    str,
+    typer.Option(
+        callback=_sampling_or_best,
+        autocompletion=lambda: [samplings.BEST, *samplings.names()],
+        metavar="NAME",
+        help="How batches are sampled, or 'best' for the best of all.",
+    ),
+]
+SamplingNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        callback=_samplings,
+        autocompletion=lambda: list(samplings.names()),
+        metavar="NAME",
+        help="A sampling that 'best' may choose; repeat the option for several.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

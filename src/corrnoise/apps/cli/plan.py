@@ -30,7 +30,8 @@ def plan(
     ] = None,
     momentum: options.Momentum = 0.0,
     decay: options.Decay = 1.0,
-    sampling: options.SamplingName = samplings.DRAWN,
+    sampling: options.SamplingOrBest = samplings.BEST,
+    allow: options.SamplingNames = None,
     mechanisms: options.FamilyNames = None,
     num_bands: Annotated[int | None, typer.Option(help="p of the banded families.")] = None,
     num_parameters: Annotated[
@@ -51,9 +52,10 @@ def plan(
     save: Annotated[Path | None, typer.Option(help="Write the plan to this file, as JSON.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Choose the best mechanism for a budget.
+    """Choose the best sampling and mechanism for a budget.
 
-    The best one has the least expected error at the noise that (ε, δ) requires. Its guarantee is
+    They have the least expected error at the noise that (ε, δ) requires. The table has the best
+    of each sampling and everything that was considered for the chosen one. The guarantee is
     exact, a proven bound or certified; an alternative marked "estimate" was ranked and not
     certified. "time" is the time of the noise in a step, relative to independent noise. Printed
     noise multipliers are rounded up, toward privacy; --json has every digit.
@@ -81,6 +83,7 @@ def plan(
             momentum=momentum,
             decay=decay,
             sampling=sampling,
+            allow=allow,
             mechanisms=mechanisms,
             num_bands=num_bands,
             num_parameters=num_parameters,
@@ -97,4 +100,6 @@ def plan(
         print(found.to_json())
     else:
         print(found.summary + "\n")
-        terminal.print_text(found.table(), bold=found.choice)
+        terminal.print_text(
+            found.table(), bold=found.shown.index(found.chosen) if found.chosen else None
+        )

@@ -1,0 +1,24 @@
+"""One BLAS thread for each thread of ours, where ``threadpoolctl`` is installed.
+
+A BLAS library starts as many threads as there are cores, whatever else runs. Beside our own threads
+or other busy processes they wait for each other, and a search takes many times as long. With one
+thread the results do not depend on the number of cores either.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Generator
+from contextlib import contextmanager
+
+
+@contextmanager
+def one_blas_thread() -> Generator[None, None, None]:
+    """Within it, BLAS uses one thread; a function may be decorated with it."""
+    if importlib.util.find_spec("threadpoolctl") is None:
+        yield
+        return
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, user_api="blas"):
+        yield

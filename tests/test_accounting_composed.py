@@ -125,6 +125,19 @@ def test_a_worse_grid_never_gives_less_than_the_truth(monkeypatch, changes):
                 assert ours >= true * (1 - ORACLE) - 1e-9
 
 
+def test_a_window_that_is_too_narrow_adds_what_it_misses(monkeypatch):
+    """Sums outside the window are bounded, on both sides of the mean."""
+    total = lognormal.LognormalSum(0.01, 400, 400)
+    h = epoch.spacing(0.01, 400, 400)
+    high, low = total.calls(h)[:40], total.puts(h)[:40]
+    monkeypatch.setattr(lognormal, "_FAR", 0.1)
+    monkeypatch.setattr(lognormal, "_FIRST", 0.3)
+    narrow = lognormal.LognormalSum(0.01, 400, 400)
+    # The curves of a wide window are above the truth by less than one in a thousand.
+    assert np.all(narrow.calls(h)[:40] >= 0.999 * high)
+    assert np.all(narrow.puts(h)[:40] >= 0.999 * low)
+
+
 @pytest.mark.parametrize(("sigma", "b", "k", "epsilon"), [(1.0, 10, 5, 1.5), (0.6, 30, 3, 3.0)])
 def test_it_is_what_plain_draws_estimate(sigma, b, k, epsilon):
     # False alarm: below 1e-8 for each of 4 estimates, at six standard errors.

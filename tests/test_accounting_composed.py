@@ -195,6 +195,16 @@ def test_it_is_never_above_fixed_batches_and_monotone():
     assert all(less < more for less, more in pairwise(by_step))
 
 
+def test_the_extremes_of_noise_and_size():
+    """No overflow, and no loss of precision where s is close to 0."""
+    # Between the δ of this noise and that of one percent less: the grids are coarse there.
+    most, least = (allocation.delta([(sigma**-2, 3)], 0.0, 60.0) for sigma in (0.1188, 0.12))
+    assert 0.98 * least <= composed.delta_bound(0.12, 3, 3, 60.0) <= most
+    assert composed.delta_bound(0.101, 98, 980, 50.0) <= 1.0
+    assert composed.delta_bound(1.0, 50, 75, 1e6) == 0.0
+    assert composed.delta_bound(1.0, 100_000, 100_000, 0.1) < 1e-15
+
+
 def test_a_step_alone_is_a_subsampled_gaussian():
     """One step of an epoch of b: the example is there with probability 1/b."""
     b, sigma = 12, 0.8

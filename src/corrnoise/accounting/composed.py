@@ -34,7 +34,7 @@ _TOLERANCE = 1e-5
 # Relative; far above the rounding errors of what is not a transform.
 _ARITHMETIC = 1e-9
 # Variances 1/σ² for which an epoch is computed: numbers neither cancel nor overflow.
-_LEAST_VARIANCE, _MOST_VARIANCE = 1e-8, 200.0
+_LEAST_VARIANCE, _MOST_VARIANCE = 1e-8, 100.0
 
 
 def delta_bound(sigma: float, num_bins: int, num_steps: int, epsilon: float) -> float:

@@ -94,9 +94,9 @@ class LognormalSum:
         small = np.zeros(0)
         while not found.size or small[-1] > _NEGLIGIBLE:
             least = max(self.r - distance, top / _RATIO)
-            last = math.floor(-math.log1p((least - self.r) / self.b) / h)
+            last = math.floor(-math.log((least + (self.b - self.r)) / self.b) / h)
             nodes = np.arange(found.size, max(last, found.size + 1) + 1)
-            thresholds = self.r + self.b * np.expm1(-h * nodes)
+            thresholds = self.b * np.exp(-h * nodes) - (self.b - self.r)
             # K(s)/s falls with s.
             scale = np.exp(h * np.arange(nodes[-1] + 1))
             small = np.minimum.accumulate(np.append(found, self._put(thresholds)) * scale)

@@ -18,6 +18,7 @@ SAMPLINGS = {
     "fixed": {"mechanism": "bisr"},
     "balls-in-bins": {"mechanism": "bisr"},
     "poisson": {"mechanism": "dp_sgd"},
+    "random-allocation": {"mechanism": "dp_sgd"},
     "cyclic-poisson": {"mechanism": "bsr", "num_bands": 3},
 }
 
@@ -99,6 +100,12 @@ def test_an_example_takes_part_as_often_as_the_plan_counts(sampling):
     steps = [i for i, batch in enumerate(found["batches"]) if LONE in batch]
     assert len(steps) == 3
     assert all(later - step >= 6 for step, later in pairwise(steps))
+
+
+def test_random_allocation_uses_an_example_once_in_each_epoch():
+    found = run("random-allocation", empty=False)
+    steps = [i for i, batch in enumerate(found["batches"]) if LONE in batch]
+    assert [step // 6 for step in steps] == [0, 1, 2]
 
 
 def test_the_relation_is_named_everywhere():

@@ -26,8 +26,8 @@ PUBLIC = {
     """,
     "corrnoise.accounting": "Draws Estimate gaussian",
     "corrnoise.samplings": """
-        ASSUMED BALLS_IN_BINS CYCLIC_POISSON DRAWN FIXED POISSON Batches Calibration Sampling
-        account calibrate get names objections random_words register require
+        ASSUMED BALLS_IN_BINS CYCLIC_POISSON DRAWN FIXED POISSON RANDOM_ALLOCATION Batches
+        Calibration Sampling account calibrate get names objections random_words register require
     """,
     "corrnoise.noise": "CorrelatedNoise Key NoiseStream Scheme truncation",
     "corrnoise.planning": "Alternative Plan participation plan",

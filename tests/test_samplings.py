@@ -62,6 +62,44 @@ def test_bins_are_uniform_and_independent_of_their_neighbours():
     assert stats.chisquare(pairs).pvalue > 1e-6
 
 
+@given(st.integers(1, 300), st.integers(1, 20), st.integers(1, 3))
+def test_random_allocation_uses_every_example_once_in_each_epoch(size, b, k):
+    found = batches(size, b * k, b, "random-allocation")
+    for epoch in range(k):
+        steps = [found.indices(step).tolist() for step in range(epoch * b, epoch * b + b)]
+        assert sorted(chain(*steps)) == list(range(size))
+        assert all(step == sorted(step) for step in steps)
+
+
+def allocated(size, b, k):
+    """The step within its epoch of every example: shape (k, size)."""
+    found = batches(size, b * k, b, "random-allocation")
+    result = np.empty((k, size), int)
+    for step in range(b * k):
+        result[step // b, found.indices(step)] = step % b
+    return result
+
+
+def test_random_allocation_is_uniform_and_independent_in_each_epoch():
+    # False alarm: 5 tests at 1e-6.
+    size, b = 100_000, 37
+    first, second = allocated(size, b, 2)
+    for steps in (first, second):
+        assert stats.chisquare(np.bincount(steps, minlength=b)).pvalue > 1e-6
+        pairs = np.bincount(steps[:-1:2] * b + steps[1::2], minlength=b * b)
+        assert stats.chisquare(pairs).pvalue > 1e-6
+    both = np.bincount(first * b + second, minlength=b * b)
+    assert stats.chisquare(both).pvalue > 1e-6
+
+
+def test_an_allocation_does_not_depend_on_how_many_examples_follow_or_on_the_order_of_steps():
+    few, many = allocated(50, 7, 3), allocated(80, 7, 3)
+    assert np.array_equal(few, many[:, :50])
+    found = batches(80, 21, 7, "random-allocation")
+    for step in (20, 0, 13, 6, 14):
+        assert found.indices(step).tolist() == np.flatnonzero(many[step // 7] == step % 7).tolist()
+
+
 def test_a_bin_does_not_depend_on_how_many_examples_follow():
     few, many = (batches(size, 7, 7, "balls-in-bins") for size in (50, 80))
     for step in range(7):
@@ -92,7 +130,7 @@ def test_poisson_takes_each_example_with_its_probability(b, groups):
 
 
 def test_batches_are_replayed_from_the_key_alone():
-    for sampling in ("balls-in-bins", "poisson"):
+    for sampling in ("balls-in-bins", "poisson", "random-allocation"):
         first, again = (batches(500, 20, 10, sampling) for _ in range(2))
         other = batches(500, 20, 10, sampling, key=Key.from_bytes(bytes(range(1, 33))))
         for step in (19, 3, 11):
@@ -102,9 +140,10 @@ def test_batches_are_replayed_from_the_key_alone():
 
 def test_sampling_and_noise_use_different_words():
     stream = cn.noise.NoiseStream(KEY)
-    drawn = {int(w) for w in (*random_words(KEY, 100, 0), *random_words(KEY, 100))}
-    assert len(drawn) == 200
-    noise = stream.words(0, 0, 200).reshape(-1, 2).view(np.uint64)[:, 0]
+    words = [random_words(KEY, 100), random_words(KEY, 100, 0), random_words(KEY, 100, epoch=0)]
+    drawn = {int(w) for w in chain(*words, random_words(KEY, 100, epoch=1))}
+    assert len(drawn) == 400
+    noise = stream.words(0, 0, 400).reshape(-1, 2).view(np.uint64)[:, 0]
     assert not drawn & {int(w) for w in noise}
 
 
@@ -154,6 +193,7 @@ def verdicts(mechanism, part):
         "fixed": True,
         "balls-in-bins": C.min() >= -1e-12 * np.abs(C).max() and k == -(-n // b),
         "poisson": bands == 1 and not dense,
+        "random-allocation": bands == 1 and not dense and k == -(-n // b),
         "cyclic-poisson": bands <= b and not dense,
     }
 
@@ -221,7 +261,7 @@ def test_a_sampling_is_a_value():
         assert sampling.accountant
         with pytest.raises(dataclasses.FrozenInstanceError):
             sampling.name = "other"
-    assert len({cn.samplings.get(name) for name in cn.samplings.names()}) == 4
+    assert len({cn.samplings.get(name) for name in cn.samplings.names()}) == 5
     assert cn.samplings.get(cn.samplings.ASSUMED).name == "fixed"
     assert cn.samplings.get(cn.samplings.DRAWN).name == "balls-in-bins"
     assert [s for s in cn.samplings.names() if cn.samplings.get(s).certified] == ["balls-in-bins"]

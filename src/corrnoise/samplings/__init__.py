@@ -3,6 +3,8 @@
     fixed            the dataset is cut once into b parts; step i takes part i mod b
     balls-in-bins    each example falls into one of b bins, uniformly; step i takes bin i mod b
     poisson          each example takes part in each step with probability 1/b
+    random-allocation
+                     in each epoch each example takes part in one of its b steps, uniformly
     cyclic-poisson   each example falls into one of p groups; step i takes group i mod p, each of
                      its examples with probability p/b
 
@@ -15,9 +17,10 @@ from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.fixed import FIXED
 from corrnoise.samplings.functions import ASSUMED, BEST, DRAWN, account, calibrate
 from corrnoise.samplings.poisson import CYCLIC_POISSON, POISSON
+from corrnoise.samplings.random_allocation import RANDOM_ALLOCATION
 from corrnoise.samplings.sampling import Sampling, get, names, objections, register, require
 
-register(FIXED, BALLS_IN_BINS, POISSON, CYCLIC_POISSON)
+register(FIXED, BALLS_IN_BINS, POISSON, RANDOM_ALLOCATION, CYCLIC_POISSON)
 
 __all__ = [
     "ASSUMED",
@@ -27,6 +30,7 @@ __all__ = [
     "DRAWN",
     "FIXED",
     "POISSON",
+    "RANDOM_ALLOCATION",
     "Batches",
     "Calibration",
     "Sampling",

@@ -23,7 +23,7 @@ Indices = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 # The streams of the subkey for batches.
-_ONCE, _EACH_STEP = 0, 1
+_ONCE, _EACH_STEP, _EACH_EPOCH = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,12 @@ class Batches:
         return np.asarray(self.choose(step), dtype=np.int64)
 
 
-def random_words(key: Key, num_examples: int, step: int | None = None) -> Words:
-    """64 random bits for each example: drawn once for the run, or for a step."""
-    stream = NoiseStream(key, _ONCE if step is None else _EACH_STEP, purpose="batches")
-    words = stream.words(step or 0, 0, 2 * num_examples)
+def random_words(
+    key: Key, num_examples: int, step: int | None = None, *, epoch: int | None = None
+) -> Words:
+    """64 random bits for each example: drawn once for the run, or for a step or an epoch."""
+    which = _ONCE if step is None else _EACH_STEP
+    which = which if epoch is None else _EACH_EPOCH
+    stream = NoiseStream(key, which, purpose="batches")
+    words = stream.words(step or epoch or 0, 0, 2 * num_examples)
     return words.reshape(-1, 2).view(np.uint64)[:, 0]

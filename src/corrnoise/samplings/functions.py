@@ -40,7 +40,8 @@ def calibrate(
         epsilon: ε > 0.
         delta: δ in (0, 1).
         sampling: "fixed" (any order with separation b; exact), "balls-in-bins" (certified by
-            draws), "poisson" or "cyclic-poisson" (bounds by a PLD accountant).
+            draws), "poisson" or "cyclic-poisson" (bounds by a PLD accountant), or
+            "random-allocation" (a bound with no draws).
         failure_probability: the largest probability with which a certificate may be wrong.
         samples: draws for a certificate; chosen from b by default.
         seed: the seed of the draws; the same seed gives the same result.

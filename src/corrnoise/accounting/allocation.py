@@ -59,7 +59,7 @@ _REACHES = (1.5, 4.0, 12.0, 40.0, 150.0)
 _MOST_TILT = 600.0
 # The rounding error of a transform, root mean square, is at most log2(size) = 17 times 2.2e-16
 # of the norm of its input; that of all other arithmetic, relative, is far below the second number.
-_TRANSFORM, _ARITHMETIC = 4e-15, 1e-6
+_TRANSFORM, _ARITHMETIC = 1.6e-14, 1e-6
 # The part of the tilt with the least rounding errors that is used for removing: sums beyond the
 # period count e^{λ·period} times.
 _EASE = 0.65

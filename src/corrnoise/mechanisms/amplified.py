@@ -28,8 +28,6 @@ from corrnoise.workloads import Workload
 _ROUNDS = 4
 # A round with a smaller relative gain is the last one.
 _ENOUGH = 1e-3
-# Of all starts, the search descends from this many, the best ones.
-_DESCENTS = 2
 # With more bands than this, the optimum with fewer bands is one of the starts.
 _FEW_BANDS = 16
 
@@ -45,7 +43,7 @@ def amplified_band_inv_mf(
 ) -> ToeplitzMechanism:
     """The p-banded Toeplitz C⁻¹ with the least error under balls-in-bins, estimated from draws.
 
-    The search descends from the best two of its starts, which are BISR, γ-BIFR without and with
+    The search descends from the best of its starts, which are BISR, γ-BIFR without and with
     amplification, and Band-Inv-MF for fixed batches (beyond 16 bands, the result for fewer). By an
     estimate from fresh draws the result is no worse than any of them. ``calibrate`` certifies the
     noise that it needs.
@@ -71,7 +69,7 @@ def amplified_band_inv_mf(
     # Two closed forms may agree; with the same coefficients they are one start.
     starts = {m.noising_coef.tobytes(): m for m in _starts(workload, num_bands, error)}
     ranked = sorted((m for m in starts.values() if error(m) < math.inf), key=error)
-    found = [_improved(start, error) for start in ranked[:_DESCENTS]]
+    found = [_improved(start, error) for start in ranked[:1]]
     return replace(error.best([*found, *starts.values()]), name="band_inv_mf", optimization=None)
 
 

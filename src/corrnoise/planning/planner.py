@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from corrnoise import _checks as checks
@@ -16,7 +18,7 @@ from corrnoise.mechanisms import Candidate, Family, Question
 from corrnoise.noise.generator.stream import check_rounds
 from corrnoise.participation import Participation
 from corrnoise.planning.plans import Plan
-from corrnoise.planning.pricing import CERTIFICATE, Priced, Pricing
+from corrnoise.planning.pricing import CERTIFICATE, Built, Priced, Pricing
 from corrnoise.planning.verification import trust
 from corrnoise.samplings import ASSUMED, BEST, Sampling
 from corrnoise.samplings import get as get_sampling
@@ -55,8 +57,8 @@ def plan(
 
     Every mechanism is priced for every sampling that is allowed: amplification by random batches
     counts. An epoch has b = ⌈num_examples/batch_size⌉ steps; an example takes part at most once in
-    each. Where prices are certified by draws, candidates are ranked by an estimate, and the best is
-    certified; the noise of the plan itself is always exact, a proven bound or certified. Mechanisms
+    each. Where a price takes seconds, candidates are ranked by an estimate, and the best is priced;
+    the noise of the plan itself is always exact, a proven bound or certified. Mechanisms
     are priced with the float32 coefficients that are run. Errors within 0.1 % count as equal, and
     the cheaper mechanism is taken. The result does not depend on the number of cores.
 
@@ -124,10 +126,9 @@ def plan(
     count = sum(len(problem.candidates) for problem in problems)
     share = Share(draws.progress, count + _FINALISTS * CERTIFICATE)
     priced: list[Priced] = []
-    for problem in problems:
-        for family, candidate in problem.candidates:
-            priced.append(problem.pricing.price(family, candidate))
-            share.advance(1)
+    for each in _priced(problems):
+        priced.append(each)
+        share.advance(1)
     _certify_the_best(priced, {p.pricing.sampling.name: p.pricing for p in problems}, share)
     share.finish()
     priced.sort(key=lambda p: p.error)
@@ -229,6 +230,16 @@ def _candidates(question: Question, names: Sequence[str] | None) -> list[tuple[F
         every = _mechanisms.families()
         chosen = [f for f in every if f.banded or question.num_bands is None]
     return [(family, each) for family in chosen for each in family.candidates(question)]
+
+
+def _priced(problems: Sequence[_Problem]) -> Iterator[Priced]:
+    """All candidates, priced on all cores, in the order of the problems."""
+    built = Built()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield from pool.map(
+            lambda one: one[0].price(*one[1], built),
+            [(p.pricing, candidate) for p in problems for candidate in p.candidates],
+        )
 
 
 def _certify_the_best(priced: list[Priced], pricings: Mapping[str, Pricing], share: Share) -> None:

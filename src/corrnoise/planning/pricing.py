@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from threading import Lock
 
 from corrnoise._progress import Share
 from corrnoise.accounting import Draws
@@ -18,6 +20,26 @@ from corrnoise.samplings import Calibration, Sampling
 
 # The time of a certificate in units of an estimate, for the progress bar.
 CERTIFICATE = 20
+
+
+class Built:
+    """Mechanisms that are built once, whichever thread asks first."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, Future[Mechanism]] = {}
+        self._lock = Lock()
+
+    def get(self, key: object, candidate: Candidate) -> Mechanism:
+        """The mechanism with this key, with the float32 coefficients that are run."""
+        with self._lock:
+            first = key not in self._found
+            future = self._found.setdefault(key, Future())
+        if first:
+            try:
+                future.set_result(candidate.build().in_float32())
+            except BaseException as problem:
+                future.set_exception(problem)
+        return future.result()
 
 
 @dataclass(frozen=True)
@@ -73,13 +95,16 @@ class Pricing:
     asked: bool
     draws: Draws
 
-    def price(self, family: Family, candidate: Candidate) -> Priced:
-        """Build a candidate, and price it: by an estimate where a certificate takes seconds."""
+    def price(self, family: Family, candidate: Candidate, built: Built) -> Priced:
+        """Build a candidate, and price it: by an estimate where a price takes seconds.
+
+        ``built`` keeps what was built for one sampling for the others.
+        """
         bands = candidate.size if family.size != "num_buffers" else None
         label = family.title(candidate.size) + candidate.note
         blank = Alternative(label, family.name, bands, self.sampling.name)
         try:
-            mechanism = candidate.build().in_float32()
+            mechanism = built.get((label, self.participation), candidate)
             spec = Filter.of(mechanism)
             refused = self.sampling.objection(mechanism, self.participation)
         except OverflowError as problem:
@@ -91,15 +116,15 @@ class Pricing:
         scheme = _scheme.choose(spec, memory, self.rounds)
         cost = _scheme.relative_cost(scheme, spec, self.rounds)
         alternative = replace(blank, scheme=scheme, step_cost=cost, reason=self._excess(scheme))
-        if not self.sampling.certified:
-            try:
-                found = self._calibrate(mechanism, self.draws)
-            except ModuleNotFoundError as missing:
-                return Priced(replace(blank, reason=str(missing)))
-            return Priced(alternative, mechanism).calibrated(found)
-        noise = self.sampling.estimate(
-            mechanism, self.participation, self.epsilon, self.delta, self.draws
-        )
+        try:
+            if not self.sampling.slow:
+                found = self.calibrate(mechanism, self.draws)
+                return Priced(alternative, mechanism).calibrated(found)
+            noise = self.sampling.estimate(
+                mechanism, self.participation, self.epsilon, self.delta, self.draws
+            )
+        except ModuleNotFoundError as missing:
+            return Priced(replace(blank, reason=str(missing)))
         error = noise * mechanism.decoder_rms
         alternative = replace(alternative, noise_multiplier=noise, error=error, kind="estimate")
         return Priced(alternative, mechanism)
@@ -111,10 +136,11 @@ class Pricing:
         """
         whole, progress = self.draws.failure_probability, share.part(CERTIFICATE)
         draws = replace(self.draws, failure_probability=whole / finalists, progress=progress)
-        found = self._calibrate(mechanism, draws)
+        found = self.calibrate(mechanism, draws)
         return replace(found, failure_probability=whole) if found.failure_probability else found
 
-    def _calibrate(self, mechanism: Mechanism, draws: Draws) -> Calibration:
+    def calibrate(self, mechanism: Mechanism, draws: Draws) -> Calibration:
+        """The price of a mechanism, exact, proven or certified."""
         return self.sampling.calibrate(
             mechanism, self.participation, self.epsilon, self.delta, draws
         )

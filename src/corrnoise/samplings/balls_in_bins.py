@@ -48,6 +48,7 @@ class BallsInBins(Sampling):
     secret: ClassVar[bool] = True
     amplification: ClassVar[Amplification] = "bins"
     certified: ClassVar[bool] = True
+    slow: ClassVar[bool] = True
     about_least_error: ClassVar[str] = (
         "With balls-in-bins the proof is loose: the best error is likely higher."
     )

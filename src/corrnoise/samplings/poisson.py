@@ -10,12 +10,13 @@ q = 1/b.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from corrnoise.accounting import pld
+from corrnoise.accounting import Draws, gaussian, pld
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
@@ -23,6 +24,9 @@ from corrnoise.participation import Participation
 from corrnoise.samplings.batches import Batches, Indices, random_words
 from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.sampling import Sampling, require
+
+# The relative error of an estimate of the noise.
+_ROUGH = 5e-3
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class CyclicPoisson(Sampling):
     accountant: ClassVar[str] = "privacy loss distribution (dp_accounting)"
     secret: ClassVar[bool] = True
     amplification: ClassVar[Amplification] = "bands"
+    slow: ClassVar[bool] = True
 
     def objection(self, mechanism: Mechanism, participation: Participation) -> str:
         """C must be a Toeplitz matrix of at most b bands."""
@@ -72,6 +77,25 @@ class CyclicPoisson(Sampling):
     ) -> float:
         """An upper bound by the privacy loss distribution."""
         return pld.epsilon(_event(mechanism, participation, noise_multiplier, num_steps), delta)
+
+    def estimate(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        epsilon: float,
+        delta: float,
+        draws: Draws,
+    ) -> float:
+        """The noise within half a percent, from few evaluations."""
+        return self._least_noise(mechanism, participation, epsilon, delta, _ROUGH)
+
+    def _near(
+        self, mechanism: Mechanism, participation: Participation, epsilon: float, delta: float
+    ) -> float:
+        """By the central limit theorem: T steps at rate q are μ-GDP, μ² = q²T(e^{1/σ²} - 1)."""
+        p, b, n = mechanism.strategy_bands, participation.min_sep, participation.num_steps
+        ratio = gaussian.mu(epsilon, delta) / (p / b) / math.sqrt(-(-n // p))
+        return mechanism.column_norm / math.sqrt(math.log1p(ratio**2))
 
     def event(self, calibration: Calibration) -> Any:
         """The run as composed Poisson-sampled Gaussian events."""

@@ -50,8 +50,10 @@ class Sampling(ABC):
     secret: ClassVar[bool]
     # What its prices favour in a mechanism; it decides what a planner tries.
     amplification: ClassVar[Amplification] = "none"
-    # Whether prices are certified by draws, which takes seconds; planners first use ``estimate``.
+    # Whether prices are certified by draws, which takes seconds.
     certified: ClassVar[bool] = False
+    # Whether prices take long: planners rank by ``estimate``, and calibrate only what may win.
+    slow: ClassVar[bool] = False
     # Whether a run may be shorter than an epoch.
     partial_epoch: ClassVar[bool] = False
     # A sentence for a report on what ``least_error`` assumes, where there is one.
@@ -84,16 +86,35 @@ class Sampling(ABC):
         self, mechanism: Mechanism, participation: Participation, epsilon: float, delta: float
     ) -> float:
         """The least noise multiplier with which a run is (ε, δ)-DP, or slightly more."""
-        n = participation.num_steps
+        return self._least_noise(mechanism, participation, epsilon, delta, _TOLERANCE)
+
+    def _least_noise(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        epsilon: float,
+        delta: float,
+        tolerance: float,
+    ) -> float:
+        """The least noise by ``delta``, or more by this relative tolerance."""
 
         def price(noise: float) -> float:
-            return self.delta(mechanism, participation, noise, epsilon, n)
+            return self.delta(mechanism, participation, noise, epsilon, participation.num_steps)
 
         sens = mechanism.sensitivity(participation).value
         high = gaussian.noise_multiplier(epsilon, delta, sens)
-        while price(high) > delta:
-            high *= 2.0
-        return roots.least(price, delta, (1e-3 * high, high), _TOLERANCE, high / 2.0)
+        near = self._near(mechanism, participation, epsilon, delta) or high / 2.0
+        while True:
+            found = roots.least(price, delta, (1e-3 * high, high), tolerance, near)
+            if found < high or price(high) <= delta:
+                return found
+            high, near = 2.0 * high, high
+
+    def _near(
+        self, mechanism: Mechanism, participation: Participation, epsilon: float, delta: float
+    ) -> float | None:
+        """A guess of the noise, from which a search begins."""
+        return None
 
     def epsilon(
         self,

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from corrnoise import _checks as checks
 from corrnoise import mechanisms as _mechanisms
@@ -17,6 +17,7 @@ from corrnoise.accounting import Draws
 from corrnoise.mechanisms import Candidate, Family, Question
 from corrnoise.noise.generator.stream import check_rounds
 from corrnoise.participation import Participation
+from corrnoise.planning.advice import advice
 from corrnoise.planning.plans import Plan
 from corrnoise.planning.pricing import CERTIFICATE, Built, Priced, Pricing
 from corrnoise.planning.verification import trust
@@ -137,16 +138,23 @@ def plan(
     assert chosen.alternative.scheme is not None
     how, part = chosen.calibration.sampling, chosen.calibration.participation
     workload = chosen.calibration.mechanism.workload
+    alternatives = tuple(p.alternative for p in priced)
     found = Plan(
         num_examples=num_examples,
         batch_size=batch_size,
         calibration=chosen.calibration,
         lower_bound=how.least_error(workload, part, epsilon, delta),
-        alternatives=tuple(p.alternative for p in priced),
+        alternatives=alternatives,
         choice=priced.index(chosen),
         num_parameters=num_parameters,
         memory=chosen.alternative.scheme.num_vectors if memory is None else memory,
         rounds=rounds,
+        advice=advice(
+            chosen.calibration,
+            alternatives,
+            replace(draws, progress=None),
+            whole_epochs=part.num_steps % part.min_sep == 0,
+        ),
     )
     trust(found)  # it was priced just now
     return found

@@ -92,6 +92,7 @@ class Plan:
         num_parameters: the size of the model, if known.
         memory: model-sized float32 vectors that the noise may keep, as in ``CorrelatedNoise``.
         rounds: the number of ChaCha rounds.
+        advice: what would lower the error most, in words; "" where nothing is known.
     """
 
     num_examples: int
@@ -103,6 +104,7 @@ class Plan:
     num_parameters: int | None = None
     memory: float = 0
     rounds: int = 20
+    advice: str = ""
 
     def __post_init__(self) -> None:
         checks.integer("num_examples", self.num_examples, 1)
@@ -114,6 +116,7 @@ class Plan:
         if self.choice is not None:
             checks.integer("choice", self.choice, 0, len(self.alternatives) - 1)
         checks.number("memory", self.memory, 0.0)
+        checks.text("advice", self.advice)
         check_rounds(self.rounds)
 
     @property
@@ -202,6 +205,7 @@ class Plan:
             "calibration": self.calibration.to_dict(),
             "alternatives": [asdict(alternative) for alternative in self.alternatives],
             "choice": self.choice,
+            "advice": self.advice,
         }
         return _formats.stamped("plan", fields)
 
@@ -271,7 +275,7 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """What the plan guarantees and costs, in five lines."""
+        """What the plan guarantees and costs, and what would be better, in a few lines."""
         c, scheme = self.calibration, self.scheme
         k, b = self.participation.max_participations, self.participation.min_sep
         kept = scheme.num_vectors
@@ -291,6 +295,8 @@ class Plan:
         ]
         if self.lower_bound is not None:
             lines[-1] += f"; no factorization can be below {rounded_down(self.lower_bound)} here"
+        if self.advice:
+            lines.append(f"advice      {self.advice}")
         return "\n".join(lines)
 
     @property

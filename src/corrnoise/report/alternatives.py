@@ -71,6 +71,7 @@ def considered(evidence: Evidence) -> Markup:
     rows = [
         [
             alternative_label(a),
+            a.sampling,
             number(a.error),
             rounded_up(a.noise_multiplier),
             a.kind or "–",
@@ -81,10 +82,12 @@ def considered(evidence: Evidence) -> Markup:
         for a in plan.alternatives
     ]
     words = (
-        "All mechanisms that the planner considered, least error first. An estimate is used for "
-        "ranking only and guarantees nothing; the noise multiplier of the chosen mechanism is "
-        "exact, a proven bound or certified."
+        "All mechanisms and samplings that the planner considered, least error first. An estimate "
+        "is used for ranking only and guarantees nothing; the noise multiplier of the chosen "
+        "mechanism is exact, a proven bound or certified."
     )
+    if plan.advice:
+        words += f" What would lower the error most: {plan.advice}."
     return section(
         "alternatives",
         title,
@@ -92,9 +95,9 @@ def considered(evidence: Evidence) -> Markup:
         table(
             "Mean error and noise multiplier at the same budget, per unit of clip norm. Vectors: "
             "model-sized vectors of state. Time: of the noise in a step, relative to DP-SGD.",
-            ["Mechanism", "Mean error", "Noise", "Noise is", "Vectors", "Time", "Note"],
+            ["Mechanism", "Sampling", "Mean error", "Noise", "Noise is", "Vectors", "Time", "Note"],
             rows,
-            numeric=(1, 2, 4, 5),
+            numeric=(2, 3, 5, 6),
             strong=plan.choice,
         ),
     )

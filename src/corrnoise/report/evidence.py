@@ -176,11 +176,13 @@ def _comparable(one: Calibration, other: Calibration) -> bool:
 
 
 def _independent(plan: Plan, color: int) -> StepError:
-    """DP-SGD at the plan's budget: as the plan priced it, or priced here."""
+    """DP-SGD at the plan's budget: with the best sampling of the plan, or priced here."""
     c, mechanism = plan.calibration, dp_sgd(plan)
     label = mechanisms.shown(mechanism)
     for a in plan.alternatives:
         if a.name == mechanism.name and a.noise_multiplier is not None and a.kind is not None:
+            if a.sampling != c.sampling.name:
+                label += f", {a.sampling}"
             return _error(label, color, mechanism, a.noise_multiplier, a.kind)
     found = calibrate(
         mechanism,

@@ -53,7 +53,7 @@ def picture(evidence: Evidence) -> Markup:
 
 def beyond(evidence: Evidence) -> bool:
     """Whether an error is drawn at the upper edge because it is larger."""
-    known = [a.error for a in evidence.plan.alternatives if a.scheme is not None]
+    known = [a.error for a in evidence.plan.shown if a.scheme is not None]
     if evidence.baseline:
         known.append(evidence.baseline.mean)
     return any(error is not None and error > _cap(evidence) for error in known)
@@ -93,7 +93,7 @@ def _others(evidence: Evidence) -> list[Point]:
     if baseline:
         name, color = mechanisms.shown(independent), hue(baseline.color)
         points.append(_point(name, 0, baseline.mean, 1.0, color, cap=cap))
-    others = [a for a in plan.alternatives if a is not plan.chosen and a.name != independent.name]
+    others = [a for a in plan.shown if a is not plan.chosen and a.name != independent.name]
     best = {a.name: a for a in reversed(others) if a.error is not None}
     for a in sorted(others, key=lambda a: best.get(a.name) is not a):
         if a.error is not None and a.scheme is not None and a.step_cost is not None:

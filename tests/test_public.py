@@ -32,7 +32,7 @@ PUBLIC = {
     "corrnoise.noise": "CorrelatedNoise Key NoiseStream Scheme truncation",
     "corrnoise.planning": "Alternative Plan participation plan",
     "corrnoise.records": "Ledger Record Run Statement read_entries",
-    "corrnoise.torch": "PrivacyEngine workload_of",
+    "corrnoise.torch": "Adam AdamW PrivacyEngine workload_of",
     "corrnoise.report": "html read write",
 }
 

@@ -19,7 +19,9 @@ from corrnoise.noise.generator.key import key_use, mark_released
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger, read_entries
 from corrnoise.torch import opacus
+from corrnoise.torch.adam import introduce
 from corrnoise.torch.fingerprint import data_digest, parameter_digest
+from corrnoise.torch.gradient_noise import GradientNoise
 from corrnoise.torch.loader import StepSampler, step_loader
 from corrnoise.torch.one_pass import OnePassSums
 from corrnoise.torch.one_pass import objection as one_pass_objection
@@ -131,6 +133,9 @@ def set_up(
             wrapped.returned,
             opacus.OpacusSums(wrapped, distributed=processes.distributed),
         )
+    mean = options.loss_reduction == "mean"
+    scale = plan.noise_multiplier * options.clip_norm / (plan.divisor if mean else 1.0)
+    introduce(optimizer, GradientNoise(plan.mechanism, scale))
     noise = None
     if options.noise_generator is None:
         noise = CorrelatedNoise(plan.mechanism, secret, memory=plan.memory, rounds=plan.rounds)

@@ -33,6 +33,7 @@ PUBLIC = {
     "corrnoise.planning": "Alternative Plan participation plan",
     "corrnoise.records": "Ledger Record Run Statement read_entries",
     "corrnoise.torch": "Adam AdamW PrivacyEngine workload_of",
+    "corrnoise.transformers": "Trainer",
     "corrnoise.report": "html read write",
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 # The extra of pyproject.toml that installs each optional library.
 EXTRAS = {
+    "accelerate": "transformers",
     "cryptography": "noise",
     "dp_accounting": "accounting",
     "markupsafe": "report",
@@ -15,6 +16,7 @@ EXTRAS = {
     "portalocker": "noise",
     "sklearn": "demo",
     "torch": "torch",
+    "transformers": "transformers",
     "triton": "gpu",
     "typer": "cli",
 }

@@ -361,6 +361,13 @@ class PrivacyEngine:
         resume.check(self._started, state)
         resume.restore(self._started, state)
 
+    def publish(self) -> None:
+        """Say that what is saved now is published, before ``state_dict()`` is saved by hand.
+
+        ``save_checkpoint`` does so itself. It matters for ``publishes="checkpoints"``.
+        """
+        self._started.step.ledger.publish()
+
     def save_checkpoint(
         self,
         *,
@@ -413,9 +420,11 @@ class PrivacyEngine:
         return data
 
     def close(self) -> None:
-        """Let another process continue the run: gives the ledger's lock back."""
+        """End the run in this process: gives the ledger's lock back, and watches no layer more."""
         if self._setup is not None:
             self._setup.step.ledger.close()
+            if isinstance(self._setup.step.sums, OnePassSums):
+                self._setup.step.sums.close()
 
     def is_compatible(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None

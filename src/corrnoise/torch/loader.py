@@ -206,6 +206,11 @@ class StepLoader(DataLoader[Any]):
             return super().__iter__()
         return self._deliver()
 
+    @property
+    def complete(self) -> bool:
+        """Whether what was delivered last completes the batch of its step."""
+        return self._step_sampler.complete
+
     def in_parts(self, split: Split) -> StepLoader:
         """The same loader with physical batches; it too tells the sampler what the loop has."""
         return StepLoader(self.dataset, self._step_sampler, self._key, split, **self._options)

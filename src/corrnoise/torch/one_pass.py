@@ -109,6 +109,10 @@ class OnePassSums:
         finally:
             recorder.paused = False
 
+    def close(self) -> None:
+        """Leave the model alone from now on."""
+        self.clipper.recorder.close()
+
     def signal_skip_step(self, do_skip: bool = True) -> None:
         """Whether a batch to come is followed by another of the same logical batch."""
         self._skip.append(do_skip)

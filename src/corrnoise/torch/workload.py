@@ -35,7 +35,9 @@ def workload_of(optimizer: torch.optim.Optimizer, num_steps: int) -> Workload:
     sgd(100, momentum=0.0, decay=0.999)
     """
     group = optimizer.param_groups[0]
-    rate, shrink = float(group.get("lr", 0.0)), float(group.get("weight_decay", 0.0))
+    # A schedule has put its own first rate in place, 0 where it warms up, and keeps the user's.
+    rate = float(group.get("initial_lr", group.get("lr", 0.0)))
+    shrink = float(group.get("weight_decay", 0.0))
     if isinstance(optimizer, torch.optim.SGD):
         momentum = float(group["momentum"])
         return _sgd(num_steps, momentum, rate * shrink, bool(group["nesterov"]))

@@ -19,7 +19,7 @@ from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Statement
 from corrnoise.samplings import Sampling, account
-from corrnoise.torch import checkpoint, opacus, resume
+from corrnoise.torch import accelerated, checkpoint, opacus, resume
 from corrnoise.torch.captured import CapturedStep, usual_size
 from corrnoise.torch.loader import check_loader
 from corrnoise.torch.one_pass import OnePassSums
@@ -477,6 +477,7 @@ class PrivacyEngine:
                 "make another PrivacyEngine"
             )
         options = chosen_mode(options, module, processes)
+        inner = accelerated.unwrapped(optimizer)
         if options.noise_generator is not None and not plan.mechanism.independent:
             raise ValueError(
                 f"noise_generator must be left out for {plan.mechanism!r}: past draws of a torch "
@@ -486,7 +487,7 @@ class PrivacyEngine:
             plan,
             processes,
             module=module,
-            optimizer=optimizer,
+            optimizer=inner,
             data_loader=data_loader,
             shuffled=check_loader(data_loader),
             data_fingerprint=self._data_fingerprint,
@@ -497,7 +498,7 @@ class PrivacyEngine:
             next_step=lambda: self.steps_taken,
             options=options,
         )
-        return found
+        return accelerated.rewrapped(found, inner, optimizer)
 
     def _request(
         self,

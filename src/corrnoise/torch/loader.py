@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -185,7 +186,14 @@ class StepLoader(DataLoader[Any]):
         key: the subkey for augmentation.
         split: makes physical batches of the sampler's.
         options: torch's.
+
+    Attributes:
+        device: where batches are put; ``None`` leaves them where they are.
     """
+
+    # Accelerate's mark of a loader that it has prepared. It takes this one as it is, and fetches no
+    # batch ahead of the step.
+    _is_accelerate_prepared = True
 
     def __init__(
         self, dataset: Any, sampler: StepSampler, key: bytes, split: Split, **options: Any
@@ -198,13 +206,13 @@ class StepLoader(DataLoader[Any]):
             **options,
         )
         self._step_sampler, self._key, self._options = sampler, key, options
+        self.device: torch.device | None = None
         self._orders, self._seeds = _Orders(sampler, split), torch.Generator()
         self._worker_loader: DataLoader[Any] | None = None
 
     def __iter__(self) -> Any:
-        if self.num_workers == 0:
-            return super().__iter__()
-        return self._deliver()
+        batches = super().__iter__() if self.num_workers == 0 else self._deliver()
+        return batches if self.device is None else self._placed(batches)
 
     @property
     def complete(self) -> bool:
@@ -213,7 +221,16 @@ class StepLoader(DataLoader[Any]):
 
     def in_parts(self, split: Split) -> StepLoader:
         """The same loader with physical batches; it too tells the sampler what the loop has."""
-        return StepLoader(self.dataset, self._step_sampler, self._key, split, **self._options)
+        found = StepLoader(self.dataset, self._step_sampler, self._key, split, **self._options)
+        found.device = self.device
+        return found
+
+    def _placed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        def put(leaf: Any) -> Any:
+            return leaf.to(self.device) if hasattr(leaf, "to") else leaf
+
+        for batch in batches:
+            yield pytree.tree_map(put, batch)
 
     def _deliver(self) -> Iterator[Any]:
         sampler = self._step_sampler

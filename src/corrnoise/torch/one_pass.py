@@ -90,13 +90,20 @@ class OnePassSums:
     def attach(self, step: Callable[[], None]) -> None:
         """Call this before each step of the optimizer that ends a logical batch."""
 
-        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+            found = None
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # after the optimizer
+            if closure is not None:  # it computes the gradients: now, not after the noise
+                with torch.enable_grad():
+                    loss = closure()
+                found = args[:1], {**kwargs, "closure": lambda: loss}
             self._collect()
             if self._unfinished():
                 for param in self.params:
                     param.grad = None  # so that the optimizer has nothing to do
-                return
-            step()
+            else:
+                step()
+            return found
 
         self.optimizer.register_step_pre_hook(before)
 
@@ -156,6 +163,12 @@ class OnePassSums:
 
     def _starts(self) -> None:
         """The model starts on a batch: what the optimizer had from us is no gradient of it."""
+        here, there = self.params[0].device, self.clipper.flat.device
+        if here != there:
+            raise ValueError(
+                f"the model must stay on the device that make_private saw, {there}, got {here}; "
+                "move it, or let Accelerate or Lightning move it, before make_private"
+            )
         self._collect()
         for param in self.params:
             if param.grad is not None and param.grad is self._handed.get(id(param)):

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from corrnoise import workloads
+from corrnoise.torch.accelerated import unwrapped
 from corrnoise.workloads import Workload
 
 
@@ -34,6 +35,7 @@ def workload_of(optimizer: torch.optim.Optimizer, num_steps: int) -> Workload:
     >>> workload_of(torch.optim.SGD([weight], lr=0.1, weight_decay=0.01), 100)
     sgd(100, momentum=0.0, decay=0.999)
     """
+    optimizer = unwrapped(optimizer)
     group = optimizer.param_groups[0]
     # A schedule has put its own first rate in place, 0 where it warms up, and keeps the user's.
     rate = float(group.get("initial_lr", group.get("lr", 0.0)))

@@ -121,6 +121,7 @@ class PrivacyEngine:
         wrap_model: bool = True,
         rand_on_empty: bool = False,
         max_physical_batch_size: int | None = None,
+        views: int = 1,
     ) -> Any:
         """As ``opacus.PrivacyEngine.make_private``, with the noise of a plan.
 
@@ -154,6 +155,9 @@ class PrivacyEngine:
                 an empty one, such as "ew"; its gradient is replaced by zeros.
             max_physical_batch_size: how many examples the loader gives at once, for "one_pass"; a
                 larger batch comes in pieces, and the optimizer waits for the last of them.
+            views: how often the loader reads each example of a batch, for random augmentation, for
+                "one_pass": its rows come one after the other, and the mean of their gradients is
+                clipped as one. It costs no privacy.
 
         Returns:
             (module, optimizer, data loader), with the criterion before the loader in the ghost
@@ -176,7 +180,7 @@ class PrivacyEngine:
         check_plan(plan, data_loader, epochs, processes)
         options = opacus.Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
-            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size,
+            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size, views,
         )  # fmt: skip
         return self._begin(plan, processes, module, optimizer, data_loader, options)
 
@@ -203,6 +207,7 @@ class PrivacyEngine:
         wrap_model: bool = True,
         rand_on_empty: bool = False,
         max_physical_batch_size: int | None = None,
+        views: int = 1,
     ) -> Any:
         """``make_private`` with the least noise that keeps a budget.
 
@@ -229,6 +234,7 @@ class PrivacyEngine:
             wrap_model: as there.
             rand_on_empty: as there.
             max_physical_batch_size: as there.
+            views: as there.
         """
         request = self._request(
             optimizer, data_loader, epochs, mechanism, num_bands, sampling, poisson_sampling
@@ -237,7 +243,7 @@ class PrivacyEngine:
         plan = agreed(processes, lambda: request.with_epsilon(target_epsilon, target_delta))
         options = opacus.Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
-            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size,
+            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size, views,
         )  # fmt: skip
         return self._begin(plan, processes, module, optimizer, data_loader, options)
 

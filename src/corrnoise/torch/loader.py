@@ -55,6 +55,7 @@ class StepSampler(BatchSampler):
         rank: of this process; each batch is dealt out to the ranks.
         world_size: the number of ranks.
         largest: how many examples come at once; a batch comes in several pieces if it has more.
+        views: how often each example is read, one time after the other.
     """
 
     def __init__(
@@ -64,11 +65,12 @@ class StepSampler(BatchSampler):
         rank: int = 0,
         world_size: int = 1,
         largest: int | None = None,
+        views: int = 1,
     ) -> None:
         self.sampler, self.drop_last = range(batches.num_examples), False
         self.batch_size: Any = _PhysicalBatches(self)
         self.restart: Callable[[], None] = lambda: None  # called when a loop begins
-        self.batches, self.largest = batches, largest
+        self.batches, self.largest, self._views = batches, largest, views
         self._next_step = next_step
         self._rank, self._world_size = rank, world_size
         self.delivered: int | None = None  # the step whose batch the loop has
@@ -107,7 +109,7 @@ class StepSampler(BatchSampler):
             pieces = self.pieces(step)
             for number, piece in enumerate(pieces, start=1):
                 self.delivered, self.complete = step, number == len(pieces)
-                yield step, self.complete, piece
+                yield step, self.complete, [i for i in piece for _ in range(self._views)]
 
     def share(self, step: int) -> list[int]:
         """The examples of a step that this process takes."""
@@ -124,10 +126,10 @@ class StepSampler(BatchSampler):
         return [share[start : start + self.largest] for start in starts]
 
     def epoch_sizes(self) -> list[int]:
-        """How many examples this process takes in each step of the current epoch."""
+        """How many rows this process takes in each step of the current epoch."""
         n, b = self.batches.participation.num_steps, self.batches.participation.min_sep
         first = min(self.next_step, n - 1) // b * b
-        return [len(self.share(step)) for step in range(first, min(n, first + b))]
+        return [self._views * len(self.share(step)) for step in range(first, min(n, first + b))]
 
     def check(self, step: int) -> None:
         """Raise unless the loop has the batch of ``step``."""

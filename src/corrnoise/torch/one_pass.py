@@ -67,6 +67,7 @@ class OnePassSums:
             self.clip_norm,
             mean=self._mean,
             own=_sharded if processes.sharded else None,
+            views=options.views,
         )
         whole = place(self.params, distributed=processes.distributed, averaged=False)
         self.placement = flattened(whole, [local(param).numel() for param in self.params])

@@ -116,7 +116,9 @@ def set_up(
     secret, run_id = _agreed_key(key, ledger, processes)
     batches = plan.batches(secret, shuffled=shuffled)
     largest = options.max_physical_batch_size
-    sampler = StepSampler(batches, next_step, processes.rank, processes.world_size, largest)
+    sampler = StepSampler(
+        batches, next_step, processes.rank, processes.world_size, largest, options.views
+    )
     loader = step_loader(
         data_loader,
         sampler,
@@ -208,6 +210,12 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
         raise ValueError(
             f"grad_sample_mode must be {OWN!r} or 'ghost_fsdp' for a model of fully_shard, and "
             f"'ghost_fsdp' for no other, got {mode!r}"
+        )
+    checks.integer("views", options.views, 1)
+    if mode != OWN and options.views > 1:
+        raise ValueError(
+            f"views must be 1 with grad_sample_mode={mode!r}, got {options.views}; several views "
+            f"need {OWN!r}" + (f", which cannot take this model: {objection}" if objection else "")
         )
     if mode != OWN and options.max_physical_batch_size is not None:
         raise ValueError(

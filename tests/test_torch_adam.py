@@ -170,11 +170,14 @@ def test_the_planner_is_told_the_first_beta_and_the_decoupled_decay():
     assert (workload.momentum, workload.decay) == (0.7, pytest.approx(0.999))
 
 
-def test_amsgrad_is_refused_before_anything_is_written(tmp_path):
-    net, engine = model(), PrivacyEngine(key=tmp_path / "key", ledger=tmp_path / "ledger")
-    with pytest.raises(ValueError, match="amsgrad must be False"):
-        private(engine, net=net, optimizer=Adam(net.parameters(), amsgrad=True))
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("kind", [Adam, AdamW])
+@pytest.mark.parametrize("name", ["amsgrad", "differentiable"])
+def test_what_has_no_private_step_is_refused(kind, name):
+    weight = nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match=f"{name} must be False"):
+        kind([weight], **{name: True})
+    with pytest.raises(ValueError, match=f"{name} must be False"):
+        kind([{"params": [weight], name: True}])
 
 
 @pytest.mark.parametrize("kind", [Adam, AdamW])

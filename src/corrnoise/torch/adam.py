@@ -23,6 +23,10 @@ from torch import Tensor
 
 from corrnoise.torch.gradient_noise import Array, GradientNoise
 
+_REFUSED = {
+    "amsgrad": "the largest second moment would be that of the largest noise",
+    "differentiable": "gradients do not flow through a private step",
+}
 # Standard deviations by which the second moment must exceed the noise's to count as signal.
 _SURE = 3.0
 
@@ -71,18 +75,21 @@ class _Aware:
     _noise: GradientNoise | None = None
 
     def know_noise(self, noise: GradientNoise) -> None:
-        """Use this noise from now on; ``make_private`` calls it.
-
-        Raises:
-            ValueError: for amsgrad, whose largest second moment is the largest noise.
-        """
-        if any(group["amsgrad"] for group in cast(Any, self).param_groups):
-            raise ValueError(
-                "amsgrad must be False for private training, got True: the largest second moment "
-                "would be that of the largest noise; drop it"
-            )
+        """Use this noise from now on; ``make_private`` calls it."""
         self._noise = noise
         self._known: dict[tuple[float, float], _Known] = {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch.
+
+        Raises:
+            ValueError: for amsgrad, whose largest second moment is the largest noise, and for
+                differentiable steps.
+        """
+        cast(Any, super()).add_param_group(param_group)
+        for name, reason in _REFUSED.items():
+            if param_group.get(name):
+                raise ValueError(f"{name} must be False, got True: {reason}; drop it")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -161,7 +168,7 @@ class Adam(_Aware, torch.optim.Adam):
         betas: as in torch; the first one is the momentum that the noise is planned for.
         eps: as in torch; it matters little beside the noise.
         weight_decay: as in torch: added to the gradient after the noise.
-        amsgrad: must be ``False`` for private training.
+        amsgrad: must be ``False``.
         options: torch's others. The step is always the one over lists of tensors.
     """
 
@@ -189,7 +196,7 @@ class AdamW(_Aware, torch.optim.AdamW):
         betas: as in torch; the first one is the momentum that the noise is planned for.
         eps: as in torch; it matters little beside the noise.
         weight_decay: as in torch: decoupled from the gradient.
-        amsgrad: must be ``False`` for private training.
+        amsgrad: must be ``False``.
         options: torch's others. The step is always the one over lists of tensors.
     """
 

@@ -59,6 +59,7 @@ LADDERS = {
     ("sgd", "lora"): (1.0, 2.0),
 }
 TRIED, MORE, CLIPS, SEEDS = 4, 2, (10.0, 0.1), 3
+_PLANS: dict[str, cn.Plan] = {}  # each is verified once in a process
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,10 @@ def plan_of(case: Case, tuning: bool, smoke: bool) -> cn.Plan:
         )
 
     families = "best" if mechanisms is None else "-".join(mechanisms)
-    return jobs.cached_plan(
-        f"adamw plan {case.epsilon:g} {families} {sampling} {count} {size['batch_size']}", make
-    )
+    key = f"adamw plan {case.epsilon:g} {families} {sampling} {count} {size['batch_size']}"
+    if key not in _PLANS:
+        _PLANS[key] = jobs.cached_plan(key, make)
+    return _PLANS[key]
 
 
 def network(part: str, seed: int) -> nn.Module:

@@ -130,15 +130,18 @@ def plan_of(case: Case, tuning: bool, smoke: bool) -> cn.Plan:
 def network(part: str, seed: int) -> nn.Module:
     """The encoder with frozen embeddings and a new head; with LoRA, the encoder frozen too."""
     net = imdb.network(seed)
+    shared = getattr(net.encoder.encoder, "relative_attention_bias", None)
+    if shared is not None:  # MPNet's: all examples share its rows
+        shared.requires_grad_(False)
     if part == "lora":
         import peft
 
         for param in net.encoder.parameters():
             param.requires_grad_(False)
         torch.manual_seed(seed)
-        config = peft.LoraConfig(
-            r=8, lora_alpha=16, lora_dropout=0.0, target_modules=["query", "value"]
-        )
+        names = {name.rpartition(".")[2] for name, _ in net.encoder.named_modules()}
+        targets = ["query", "value"] if "query" in names else ["q", "v"]
+        config = peft.LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules=targets)
         peft.inject_adapter_in_model(config, net.encoder)
     return net
 

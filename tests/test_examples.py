@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import importlib
 import importlib.util
 import json
 import re
@@ -36,14 +37,44 @@ def test_examples_train(name):
     assert accuracy > 0.3  # chance is 0.1
 
 
-def test_only_the_import_and_two_arguments_change():
-    stock, ours = ((EXAMPLES / f"opacus_{n}.py").read_text() for n in ("stock", "corrnoise"))
-    changed = [
+def changed(name):
+    """The lines in which the private example differs from the stock one."""
+    stock, ours = ((EXAMPLES / f"{name}_{n}.py").read_text() for n in ("stock", "corrnoise"))
+    found = [
         line
         for line in difflib.ndiff(stock.splitlines(), ours.splitlines())
         if line[0] in "+-" and line[2:].strip()
     ]
-    assert [re.sub(r"\s+", " ", line) for line in changed] == [
+    return [re.sub(r"\s+", " ", line) for line in found]
+
+
+def test_three_lines_make_the_trainer_private():
+    assert changed("trainer") == [
+        "- Trainer,",
+        "+ from corrnoise.transformers import Trainer",
+        "+ target_epsilon=8.0,",
+        "+ target_delta=1e-5,",
+    ]
+
+
+@pytest.mark.parametrize("name", ["trainer_stock", "trainer_corrnoise"])
+def test_trainers_train(name, tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    if name.endswith("corrnoise"):  # the planner's search takes seconds, and is tested elsewhere
+        trainer = importlib.import_module("corrnoise.transformers.trainer")
+        one = {"mechanisms": ["bisr"], "num_bands": 4}
+        plan = trainer.best_plan
+        monkeypatch.setattr(trainer, "best_plan", lambda **given: plan(**{**given, **one}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accuracy = load(name).main(epochs=2, folder=str(tmp_path / "reviews"))
+    assert accuracy > 0.7  # chance is 0.5
+    assert (tmp_path / "reviews" / "privacy-statement.txt").exists() == name.endswith("corrnoise")
+
+
+def test_only_the_import_and_two_arguments_change():
+    assert changed("opacus") == [
         "- from opacus import PrivacyEngine",
         "+ from corrnoise.torch import PrivacyEngine",
         '+ mechanism="bisr",',

@@ -32,7 +32,8 @@ PUBLIC = {
     "corrnoise.noise": "CorrelatedNoise Key NoiseStream Scheme truncation",
     "corrnoise.planning": "Alternative Plan participation plan",
     "corrnoise.records": "Ledger Record Run Statement read_entries",
-    "corrnoise.torch": "PrivacyEngine workload_of",
+    "corrnoise.torch": "Adam AdamW PrivacyEngine workload_of",
+    "corrnoise.transformers": "Trainer",
     "corrnoise.report": "html read write",
 }
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 from training import KEY, dataset, loader, model, private, weights
 
-from corrnoise.torch import PrivacyEngine
+from corrnoise.torch import Adam, PrivacyEngine
 from corrnoise.torch.captured import usual_size
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.reference import clipped_sums
@@ -51,7 +51,7 @@ def test_model_and_optimizer_are_the_users_own():
     "optimizer",
     [
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
-        lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
+        lambda p: Adam(p, lr=0.01),
     ],
 )
 def test_training_is_that_of_opacus(sampling, optimizer):

@@ -9,6 +9,7 @@ from typing import Any
 
 # The extra of pyproject.toml that installs each optional library.
 EXTRAS = {
+    "accelerate": "transformers",
     "cryptography": "noise",
     "dp_accounting": "accounting",
     "markupsafe": "report",
@@ -17,6 +18,7 @@ EXTRAS = {
     "portalocker": "noise",
     "sklearn": "demo",
     "torch": "torch",
+    "transformers": "transformers",
     "triton": "gpu",
     "threadpoolctl": "accounting",
     "typer": "cli",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,12 +60,16 @@ class Augmented(Dataset[Any]):
             self._seed(_BATCH, order.step, order.indices)
             examples = data.__getitems__(order.indices)
         else:
-            examples = [self._example(order.step, index) for index in order.indices]
+            seen: Counter[int] = Counter()
+            examples: list[Any] = []
+            for index in order.indices:
+                examples.append(self._example(order.step, index, seen[index]))
+                seen[index] += 1
         self._seed(_COLLATE, order.step, order.indices)
         return examples
 
-    def _example(self, step: int, index: int) -> Any:
-        self._seed(_EXAMPLE, step, [index])
+    def _example(self, step: int, index: int, view: int) -> Any:
+        self._seed(_EXAMPLE, step, [index, view] if view else [index])
         return self.dataset[index]
 
     def _seed(self, purpose: int, step: int, indices: Sequence[int]) -> None:

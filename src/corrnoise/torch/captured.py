@@ -39,7 +39,7 @@ class CapturedStep:
         sums: of the run.
         optimizer: the user's.
         loss: of a batch: a mean or a sum over its examples.
-        size: rows of the graph.
+        size: examples of the graph.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CapturedStep:
         loss: Callable[..., Tensor],
         size: int,
     ) -> None:
-        self.size = size
+        self.size = size * sums.clipper.views
         self._sums, self._optimizer, self._loss = sums, optimizer, loss
         self._inputs: tuple[Tensor, ...] = ()
         self._real, self._count = torch.empty(0), 0  # the rows that are examples
@@ -98,7 +98,7 @@ class CapturedStep:
                 clipper.collect()
         finally:
             clipper.real = None
-        clipper.examples += count
+        clipper.examples += count // clipper.views
 
     def _run(self) -> None:
         self._value = self._loss(*self._inputs)

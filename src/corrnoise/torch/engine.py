@@ -19,7 +19,7 @@ from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Statement
 from corrnoise.samplings import Sampling
-from corrnoise.torch import checkpoint, opacus, resume
+from corrnoise.torch import accelerated, checkpoint, opacus, resume
 from corrnoise.torch.captured import CapturedStep, usual_size
 from corrnoise.torch.loader import check_loader
 from corrnoise.torch.one_pass import OnePassSums
@@ -122,6 +122,7 @@ class PrivacyEngine:
         wrap_model: bool = True,
         rand_on_empty: bool = False,
         max_physical_batch_size: int | None = None,
+        views: int = 1,
     ) -> Any:
         """As ``opacus.PrivacyEngine.make_private``, with the noise of a plan.
 
@@ -155,6 +156,9 @@ class PrivacyEngine:
                 an empty one, such as "ew"; its gradient is replaced by zeros.
             max_physical_batch_size: how many examples the loader gives at once, for "one_pass"; a
                 larger batch comes in pieces, and the optimizer waits for the last of them.
+            views: how often the loader reads each example of a batch, for random augmentation, for
+                "one_pass": its rows come one after the other, and the mean of their gradients is
+                clipped as one. It costs no privacy.
 
         Returns:
             (module, optimizer, data loader), with the criterion before the loader in the ghost
@@ -177,7 +181,7 @@ class PrivacyEngine:
         check_plan(plan, data_loader, epochs, processes)
         options = opacus.Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
-            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size,
+            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size, views,
         )  # fmt: skip
         return self._begin(plan, processes, module, optimizer, data_loader, options)
 
@@ -204,6 +208,7 @@ class PrivacyEngine:
         wrap_model: bool = True,
         rand_on_empty: bool = False,
         max_physical_batch_size: int | None = None,
+        views: int = 1,
     ) -> Any:
         """``make_private`` with the least noise that keeps a budget.
 
@@ -230,6 +235,7 @@ class PrivacyEngine:
             wrap_model: as there.
             rand_on_empty: as there.
             max_physical_batch_size: as there.
+            views: as there.
         """
         request = self._request(
             optimizer, data_loader, epochs, mechanism, num_bands, sampling, poisson_sampling
@@ -238,7 +244,7 @@ class PrivacyEngine:
         plan = agreed(processes, lambda: request.with_epsilon(target_epsilon, target_delta))
         options = opacus.Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
-            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size,
+            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size, views,
         )  # fmt: skip
         return self._begin(plan, processes, module, optimizer, data_loader, options)
 
@@ -338,6 +344,13 @@ class PrivacyEngine:
         resume.check(self._started, state)
         resume.restore(self._started, state)
 
+    def publish(self) -> None:
+        """Say that what is saved now is published, before ``state_dict()`` is saved by hand.
+
+        ``save_checkpoint`` does so itself. It matters for ``publishes="checkpoints"``.
+        """
+        self._started.step.ledger.publish()
+
     def save_checkpoint(
         self,
         *,
@@ -390,9 +403,11 @@ class PrivacyEngine:
         return data
 
     def close(self) -> None:
-        """Let another process continue the run: gives the ledger's lock back."""
+        """End the run in this process: gives the ledger's lock back, and watches no layer more."""
         if self._setup is not None:
             self._setup.step.ledger.close()
+            if isinstance(self._setup.step.sums, OnePassSums):
+                self._setup.step.sums.close()
 
     def is_compatible(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
@@ -445,6 +460,7 @@ class PrivacyEngine:
                 "make another PrivacyEngine"
             )
         options = chosen_mode(options, module, processes)
+        inner = accelerated.unwrapped(optimizer)
         if options.noise_generator is not None and not plan.mechanism.independent:
             raise ValueError(
                 f"noise_generator must be left out for {plan.mechanism!r}: past draws of a torch "
@@ -454,7 +470,7 @@ class PrivacyEngine:
             plan,
             processes,
             module=module,
-            optimizer=optimizer,
+            optimizer=inner,
             data_loader=data_loader,
             shuffled=check_loader(data_loader),
             data_fingerprint=self._data_fingerprint,
@@ -465,7 +481,7 @@ class PrivacyEngine:
             next_step=lambda: self.steps_taken,
             options=options,
         )
-        return found
+        return accelerated.rewrapped(found, inner, optimizer)
 
     def _request(
         self,

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -54,6 +55,7 @@ class StepSampler(BatchSampler):
         rank: of this process; each batch is dealt out to the ranks.
         world_size: the number of ranks.
         largest: how many examples come at once; a batch comes in several pieces if it has more.
+        views: how often each example is read, one time after the other.
     """
 
     def __init__(
@@ -63,11 +65,12 @@ class StepSampler(BatchSampler):
         rank: int = 0,
         world_size: int = 1,
         largest: int | None = None,
+        views: int = 1,
     ) -> None:
         self.sampler, self.drop_last = range(batches.num_examples), False
         self.batch_size: Any = _PhysicalBatches(self)
         self.restart: Callable[[], None] = lambda: None  # called when a loop begins
-        self.batches, self.largest = batches, largest
+        self.batches, self.largest, self._views = batches, largest, views
         self._next_step = next_step
         self._rank, self._world_size = rank, world_size
         self.delivered: int | None = None  # the step whose batch the loop has
@@ -106,7 +109,7 @@ class StepSampler(BatchSampler):
             pieces = self.pieces(step)
             for number, piece in enumerate(pieces, start=1):
                 self.delivered, self.complete = step, number == len(pieces)
-                yield step, self.complete, piece
+                yield step, self.complete, [i for i in piece for _ in range(self._views)]
 
     def share(self, step: int) -> list[int]:
         """The examples of a step that this process takes."""
@@ -123,10 +126,10 @@ class StepSampler(BatchSampler):
         return [share[start : start + self.largest] for start in starts]
 
     def epoch_sizes(self) -> list[int]:
-        """How many examples this process takes in each step of the current epoch."""
+        """How many rows this process takes in each step of the current epoch."""
         n, b = self.batches.participation.num_steps, self.batches.participation.min_sep
         first = min(self.next_step, n - 1) // b * b
-        return [len(self.share(step)) for step in range(first, min(n, first + b))]
+        return [self._views * len(self.share(step)) for step in range(first, min(n, first + b))]
 
     def check(self, step: int) -> None:
         """Raise unless the loop has the batch of ``step``."""
@@ -185,7 +188,14 @@ class StepLoader(DataLoader[Any]):
         key: the subkey for augmentation.
         split: makes physical batches of the sampler's.
         options: torch's.
+
+    Attributes:
+        device: where batches are put; ``None`` leaves them where they are.
     """
+
+    # Accelerate's mark of a loader that it has prepared. It takes this one as it is, and fetches no
+    # batch ahead of the step.
+    _is_accelerate_prepared = True
 
     def __init__(
         self, dataset: Any, sampler: StepSampler, key: bytes, split: Split, **options: Any
@@ -198,17 +208,31 @@ class StepLoader(DataLoader[Any]):
             **options,
         )
         self._step_sampler, self._key, self._options = sampler, key, options
+        self.device: torch.device | None = None
         self._orders, self._seeds = _Orders(sampler, split), torch.Generator()
         self._worker_loader: DataLoader[Any] | None = None
 
     def __iter__(self) -> Any:
-        if self.num_workers == 0:
-            return super().__iter__()
-        return self._deliver()
+        batches = super().__iter__() if self.num_workers == 0 else self._deliver()
+        return batches if self.device is None else self._placed(batches)
+
+    @property
+    def complete(self) -> bool:
+        """Whether what was delivered last completes the batch of its step."""
+        return self._step_sampler.complete
 
     def in_parts(self, split: Split) -> StepLoader:
         """The same loader with physical batches; it too tells the sampler what the loop has."""
-        return StepLoader(self.dataset, self._step_sampler, self._key, split, **self._options)
+        found = StepLoader(self.dataset, self._step_sampler, self._key, split, **self._options)
+        found.device = self.device
+        return found
+
+    def _placed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        def put(leaf: Any) -> Any:
+            return leaf.to(self.device) if hasattr(leaf, "to") else leaf
+
+        for batch in batches:
+            yield pytree.tree_map(put, batch)
 
     def _deliver(self) -> Iterator[Any]:
         sampler = self._step_sampler

@@ -67,6 +67,7 @@ class OnePassSums:
             self.clip_norm,
             mean=self._mean,
             own=_sharded if processes.sharded else None,
+            views=options.views,
         )
         whole = place(self.params, distributed=processes.distributed, averaged=False)
         self._sizes = [local(param).numel() for param in self.params]
@@ -87,13 +88,20 @@ class OnePassSums:
     def attach(self, step: Callable[[], None]) -> None:
         """Call this before each step of the optimizer that ends a logical batch."""
 
-        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+            found = None
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # after the optimizer
+            if closure is not None:  # it computes the gradients: now, not after the noise
+                with torch.enable_grad():
+                    loss = closure()
+                found = args[:1], {**kwargs, "closure": lambda: loss}
             self._collect()
             if self._unfinished():
                 for param in self.params:
                     param.grad = None  # so that the optimizer has nothing to do
-                return
-            step()
+            else:
+                step()
+            return found
 
         self.optimizer.register_step_pre_hook(before)
 
@@ -105,6 +113,10 @@ class OnePassSums:
             check_loss(self.model, loss, batch, mean=self._mean)
         finally:
             recorder.paused = False
+
+    def close(self) -> None:
+        """Leave the model alone from now on."""
+        self.clipper.recorder.close()
 
     def signal_skip_step(self, do_skip: bool = True) -> None:
         """Whether a batch to come is followed by another of the same logical batch."""
@@ -152,6 +164,12 @@ class OnePassSums:
 
     def _starts(self) -> None:
         """The model starts on a batch: what the optimizer had from us is no gradient of it."""
+        here, there = self.params[0].device, self.clipper.flat.device
+        if here != there:
+            raise ValueError(
+                f"the model must stay on the device that make_private saw, {there}, got {here}; "
+                "move it, or let Accelerate or Lightning move it, before make_private"
+            )
         self._collect()
         for param in self.params:
             if param.grad is not None and param.grad is self._handed.get(id(param)):

@@ -75,6 +75,7 @@ class Options:
     wrap_model: bool
     rand_on_empty: bool
     max_physical_batch_size: int | None = None
+    views: int = 1
 
     @property
     def clip_norm(self) -> float:

@@ -19,7 +19,9 @@ from corrnoise.noise.generator.key import key_use, mark_released
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger, read_entries
 from corrnoise.torch import opacus
+from corrnoise.torch.adam import introduce
 from corrnoise.torch.fingerprint import data_digest, parameter_digest
+from corrnoise.torch.gradient_noise import GradientNoise
 from corrnoise.torch.loader import StepSampler, step_loader
 from corrnoise.torch.one_pass import OnePassSums
 from corrnoise.torch.one_pass import objection as one_pass_objection
@@ -120,7 +122,9 @@ def set_up(
     secret, run_id = _agreed_key(key, ledger, processes)
     batches = plan.batches(secret, shuffled=shuffled)
     largest = options.max_physical_batch_size
-    sampler = StepSampler(batches, next_step, processes.rank, processes.world_size, largest)
+    sampler = StepSampler(
+        batches, next_step, processes.rank, processes.world_size, largest, options.views
+    )
     loader = step_loader(
         data_loader,
         sampler,
@@ -137,6 +141,9 @@ def set_up(
             wrapped.returned,
             opacus.OpacusSums(wrapped, distributed=processes.distributed),
         )
+    mean = options.loss_reduction == "mean"
+    scale = plan.noise_multiplier * options.clip_norm / (plan.divisor if mean else 1.0)
+    introduce(optimizer, GradientNoise(plan.mechanism, scale))
     noise = None
     if options.noise_generator is None:
         noise = CorrelatedNoise(plan.mechanism, secret, memory=plan.memory, rounds=plan.rounds)
@@ -209,6 +216,12 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
         raise ValueError(
             f"grad_sample_mode must be {OWN!r} or 'ghost_fsdp' for a model of fully_shard, and "
             f"'ghost_fsdp' for no other, got {mode!r}"
+        )
+    checks.integer("views", options.views, 1)
+    if mode != OWN and options.views > 1:
+        raise ValueError(
+            f"views must be 1 with grad_sample_mode={mode!r}, got {options.views}; several views "
+            f"need {OWN!r}" + (f", which cannot take this model: {objection}" if objection else "")
         )
     if mode != OWN and options.max_physical_batch_size is not None:
         raise ValueError(

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from corrnoise import workloads
+from corrnoise.torch.accelerated import unwrapped
 from corrnoise.workloads import Workload
 
 
@@ -34,8 +35,11 @@ def workload_of(optimizer: torch.optim.Optimizer, num_steps: int) -> Workload:
     >>> workload_of(torch.optim.SGD([weight], lr=0.1, weight_decay=0.01), 100)
     sgd(100, momentum=0.0, decay=0.999)
     """
+    optimizer = unwrapped(optimizer)
     group = optimizer.param_groups[0]
-    rate, shrink = float(group.get("lr", 0.0)), float(group.get("weight_decay", 0.0))
+    # A schedule has put its own first rate in place, 0 where it warms up, and keeps the user's.
+    rate = float(group.get("initial_lr", group.get("lr", 0.0)))
+    shrink = float(group.get("weight_decay", 0.0))
     if isinstance(optimizer, torch.optim.SGD):
         momentum = float(group["momentum"])
         return _sgd(num_steps, momentum, rate * shrink, bool(group["nesterov"]))

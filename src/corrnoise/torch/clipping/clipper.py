@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from corrnoise.torch.clipping.parts import Direct, Factors, Part, bound, together
 from corrnoise.torch.clipping.recorder import Call, Recorder
 from corrnoise.torch.placement import local
+from corrnoise.torch.clipping.views import grouped
 
 # Of all tensors in a few launches; torch has no public name for it.
 _add_to_all: Any = torch._foreach_add_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
@@ -36,6 +37,7 @@ class Clipper:
         mean: whether the loss is a mean over the examples of a batch, else a sum.
         own: what this process keeps of the sum of a parameter's gradients: all of it by default,
             and its shard of the sum over all processes where parameters are sharded.
+        views: rows of a batch for each example, one after the other, whose gradients are averaged.
 
     Attributes:
         examples: in the sums now.
@@ -52,8 +54,10 @@ class Clipper:
         *,
         mean: bool = True,
         own: Callable[[nn.Parameter, Tensor], Tensor] | None = None,
+        views: int = 1,
     ) -> None:
         self.examples = 0
+        self.views = views
         self.real: Tensor | None = None
         self.recorder = Recorder(model, params, probe=own is None)
         self.recorder.on_start = self.collect
@@ -96,6 +100,13 @@ class Clipper:
                 "calls; their rows might be different examples: make one module that calls it "
                 "several times, or call backward after each: nothing was released"
             )
+        if count % self.views:
+            self.drop()
+            raise ValueError(
+                f"a batch must have {self.views} rows for each example, the views that "
+                f"make_private was told of, got {count} rows: nothing was released"
+            )
+        count //= self.views
         self.recorder.paused = True
         try:
             with torch.no_grad(), torch.autocast(self.flat.device.type, enabled=False):
@@ -130,6 +141,7 @@ class Clipper:
         parts: dict[nn.Parameter, list[Part]] = {}
         for call in calls:
             for name, part in call.make().items():
+                part = grouped(part, self.views)
                 parts.setdefault(call.layer.params[name], []).append(part)
         whole = {param: together(some) for param, some in parts.items()}
         small = {param: part for param, part in whole.items() if isinstance(part, Direct)}
@@ -138,10 +150,10 @@ class Clipper:
         if small:  # all of them at once
             flat = Direct(torch.cat([part.each().flatten(1) for part in small.values()], 1))
             norms.append(flat.norms())
-        scale = float(count) if self._mean else 1.0
+        scale = float(count) if self._mean else 1.0 / self.views
         longest = (bound(norms) * scale).clamp_min(self._clip_norm)
         factor = scale * _DOWN * self._clip_norm / longest
-        factors = Factors(factor if self.real is None else factor * self.real)
+        factors = Factors(factor if self.real is None else factor * self.real[:: self.views])
         found: dict[nn.Parameter, Tensor] = {}
         if flat is not None:
             sizes = [math.prod(part.each().shape[1:]) for part in small.values()]

@@ -1,0 +1,349 @@
+"""AdamW on IMDB at (9, 1e-5) and (2, 1e-5): the planner's choice, DP-SGD, our SGD; full and LoRA.
+
+    export CORRNOISE_ENCODER=DIR CORRNOISE_DATA=DIR CORRNOISE_CACHE=DIR
+    python benchmarks/imdb_adamw.py prepare              # plans and tokens, on any machine
+    python benchmarks/imdb_adamw.py run --minutes 9      # on a GPU, as often as it takes
+    python benchmarks/imdb_adamw.py table [--json FILE]
+
+The encoder, its frozen embeddings, the tokens and the reviews are those of the paper's table
+(papers/back_to_square_roots/imdb.py): 25,000 reviews, 4 epochs of batches of 512, a rate that falls
+linearly to 0. Plans, tokens and finished runs are kept in CORRNOISE_CACHE, and a call that is cut
+off loses the runs that were under way.
+
+Every method is tuned alike, one seed, on 2,500 reviews that it is not trained on: four rates at
+clip norm 1; beyond an end of the ladder where that end is the best, twice at most; then clip norms
+10 and 0.1 at the best rate. Rates of SGD are multiples of ``training.default_rate``, and Adam's
+steps do not depend on the scale of gradients, so a rate means the same at every clip norm. Three
+other seeds then train on all reviews. The search is not part of ε. LoRA has rank 8 on queries and
+values, and trains the head; it needs peft, which may lie on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+import warnings
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from corrnoise.papers.back_to_square_roots import imdb, jobs
+from torch import nn
+from torch.utils.data import DataLoader
+
+import corrnoise as cn
+from corrnoise import _files
+from corrnoise.apps import training
+from corrnoise.apps.datasets import Tensors, whole_batch
+from corrnoise.torch import AdamW, PrivacyEngine
+
+DELTA, MOMENTUM, DECAY = 1e-5, 0.9, 0.01
+EPSILONS, PARTS = (9.0, 2.0), ("full", "lora")
+# name: (optimizer, mechanisms, sampling)
+METHODS: dict[str, tuple[str, list[str] | None, str]] = {
+    "AdamW, planner's choice": ("adamw", None, "balls-in-bins"),
+    "AdamW, DP-SGD Poisson": ("torch", ["dp_sgd"], "poisson"),
+    "SGD, planner's choice": ("sgd", None, "balls-in-bins"),
+}
+# The first four rates of the ladder, and the factor between them.
+LADDERS = {
+    ("adam", "full"): (1e-4, 3.0),
+    ("adam", "lora"): (1e-3, 3.0),
+    ("sgd", "full"): (1.0, 2.0),
+    ("sgd", "lora"): (1.0, 2.0),
+}
+TRIED, MORE, CLIPS, SEEDS = 4, 2, (10.0, 0.1), 3
+_PLANS: dict[str, cn.Plan] = {}  # each is verified once in a process
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the table."""
+
+    epsilon: float
+    part: str
+    method: str
+
+    @property
+    def ladder(self) -> tuple[float, float]:
+        return LADDERS["sgd" if METHODS[self.method][0] == "sgd" else "adam", self.part]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run: ``rate`` is the number of a rung of the ladder, and a seed below 0 tunes."""
+
+    case: Case
+    rate: int
+    clip_norm: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        case = self.case
+        return (
+            f"adamw run {case.epsilon:g} {case.part} {case.method} rung {self.rate + 10} "
+            f"clip {self.clip_norm:g} seed {self.seed if self.seed >= 0 else 'tuning'}.json"
+        )
+
+
+def size_of(smoke: bool) -> dict[str, int]:
+    return imdb.SMOKE if smoke else imdb.FULL
+
+
+def held_out(smoke: bool) -> int:
+    return 8 if smoke else imdb.HELD_OUT
+
+
+def plan_of(case: Case, tuning: bool, smoke: bool) -> cn.Plan:
+    size = size_of(smoke)
+    count = size["num_examples"] - (held_out(smoke) if tuning else 0)
+    _, mechanisms, sampling = METHODS[case.method]
+    if smoke:
+        mechanisms = mechanisms or ["bisr"]
+
+    def make() -> cn.Plan:
+        return cn.plan(
+            num_examples=count,
+            batch_size=size["batch_size"],
+            epochs=size["epochs"],
+            epsilon=case.epsilon,
+            delta=DELTA,
+            momentum=MOMENTUM,
+            sampling=sampling,
+            mechanisms=mechanisms,
+        )
+
+    families = "best" if mechanisms is None else "-".join(mechanisms)
+    key = f"adamw plan {case.epsilon:g} {families} {sampling} {count} {size['batch_size']}"
+    if key not in _PLANS:
+        _PLANS[key] = jobs.cached_plan(key, make)
+    return _PLANS[key]
+
+
+def network(part: str, seed: int) -> nn.Module:
+    """The encoder with frozen embeddings and a new head; with LoRA, the encoder frozen too."""
+    net = imdb.network(seed)
+    shared = getattr(net.encoder.encoder, "relative_attention_bias", None)
+    if shared is not None:  # MPNet's: all examples share its rows
+        shared.requires_grad_(False)
+    if part == "lora":
+        import peft
+
+        for param in net.encoder.parameters():
+            param.requires_grad_(False)
+        torch.manual_seed(seed)
+        names = {name.rpartition(".")[2] for name, _ in net.encoder.named_modules()}
+        targets = ["query", "value"] if "query" in names else ["q", "v"]
+        config = peft.LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules=targets)
+        peft.inject_adapter_in_model(config, net.encoder)
+    return net
+
+
+def make_optimizer(run: Training, plan: cn.Plan, params: list[Any]) -> Any:
+    first, factor = run.case.ladder
+    rate = first * factor**run.rate
+    kind = METHODS[run.case.method][0]
+    if kind == "sgd":
+        rate *= training.default_rate(plan, run.clip_norm, sum(p.numel() for p in params))
+        return torch.optim.SGD(params, lr=rate, momentum=MOMENTUM)
+    return (AdamW if kind == "adamw" else torch.optim.AdamW)(params, lr=rate, weight_decay=DECAY)
+
+
+def train(run: Training, smoke: bool) -> dict[str, Any]:
+    """One run, or what is kept of it."""
+    return json.loads(jobs.kept(run.name, lambda: json.dumps(_train(run, smoke)).encode()))
+
+
+def _train(run: Training, smoke: bool) -> dict[str, Any]:
+    warnings.simplefilter("ignore")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.set_num_threads(2)
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+    tuning = run.seed < 0
+    plan = plan_of(run.case, tuning, smoke)
+    data, held = imdb.tokens(size_of(smoke)["num_examples"] if smoke else None), held_out(smoke)
+    kept, test = data.train, data.test
+    if tuning:
+        kept = Tensors(data.train.inputs[:-held], data.train.labels[:-held])
+        test = Tensors(data.train.inputs[-held:], data.train.labels[-held:])
+    net = network(run.case.part, 100 if tuning else run.seed).to(device)
+    params = [param for param in net.parameters() if param.requires_grad]
+    optimizer = make_optimizer(run, plan, params)
+    engine = PrivacyEngine()
+    _, _, loader = engine.make_private(
+        module=net,
+        optimizer=optimizer,
+        data_loader=DataLoader(kept.to(device), batch_size=plan.batch_size, collate_fn=whole_batch),
+        max_grad_norm=run.clip_norm,
+        plan=plan,
+        grad_sample_mode="one_pass",
+    )
+    falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1.0 - t / plan.num_steps)
+    start = time.perf_counter()
+    while engine.steps_taken < plan.num_steps:
+        for ids, labels in loader:
+            optimizer.zero_grad()
+            if len(labels):  # BERT cannot run on an empty batch, which is a step all the same
+                nn.functional.cross_entropy(net(ids), labels).backward()
+            optimizer.step()
+            falling.step()
+    loss, right = training.evaluate(net, test.to(device), batch_size=1024)
+    return {
+        **asdict(run),
+        "learning_rate": falling.base_lrs[0],
+        "accuracy": 100 * right,
+        "loss": loss,
+        "seconds": round(time.perf_counter() - start, 1),
+        "num_parameters": sum(p.numel() for p in params),
+        "mechanism": repr(plan.mechanism),
+        "noise_multiplier": plan.noise_multiplier,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+    }
+
+
+def finished(run: Training) -> dict[str, Any] | None:
+    """What is kept of a run, if it has ended."""
+
+    def missing() -> bytes:
+        raise FileNotFoundError
+
+    try:
+        return json.loads(jobs.kept(run.name, missing))
+    except FileNotFoundError:
+        return None
+
+
+def tuned(case: Case) -> tuple[list[Training], Training | None, dict[Training, float]]:
+    """What is still to be tried, the best choice when nothing is, and all that was tried."""
+    found: dict[Training, float] = {}
+
+    def split(runs: list[Training]) -> list[Training]:
+        results = {run: finished(run) for run in runs}
+        found.update({run: got["accuracy"] for run, got in results.items() if got is not None})
+        return [run for run, got in results.items() if got is None]
+
+    rungs = list(range(TRIED))
+    for _ in range(MORE + 1):
+        left = split([Training(case, rung, 1.0, -1) for rung in rungs])
+        if left:
+            return left, None, found
+        best = max(found, key=found.__getitem__)
+        if best.rate == max(rungs) and len(rungs) < TRIED + MORE:
+            rungs.append(best.rate + 1)
+        elif best.rate == min(rungs) and len(rungs) < TRIED + MORE:
+            rungs.append(best.rate - 1)
+        else:
+            break
+    best = max(found, key=found.__getitem__)
+    left = split([Training(case, best.rate, clip, -1) for clip in CLIPS])
+    return left, None if left else max(found, key=found.__getitem__), found
+
+
+def open_runs(cases: list[Case]) -> list[Training]:
+    """What can be run now."""
+    runs: list[Training] = []
+    for case in cases:
+        left, best, _ = tuned(case)
+        if best is not None:
+            every = [Training(case, best.rate, best.clip_norm, seed) for seed in range(SEEDS)]
+            left = [run for run in every if finished(run) is None]
+        runs += left
+    return runs
+
+
+def run_all(cases: list[Case], minutes: float, workers: int, smoke: bool) -> None:
+    """Run what is open, and start nothing that might not end in time."""
+    end, longest = time.monotonic() + 60 * minutes, 0.0
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        under_way: dict[Any, tuple[Training, float]] = {}
+        while True:
+            busy = {run for run, _ in under_way.values()}
+            for run in open_runs(cases):
+                in_time = time.monotonic() + 1.2 * longest < end
+                if run not in busy and len(under_way) < workers and in_time:
+                    under_way[pool.submit(train, run, smoke)] = (run, time.monotonic())
+            if not under_way:
+                break
+            for done in wait(under_way, return_when=FIRST_COMPLETED).done:
+                run, began = under_way.pop(done)
+                longest = max(longest, time.monotonic() - began)
+                print(f"{run.name} {done.result()['accuracy']:.2f} %", flush=True)
+    print(f"{len(open_runs(cases))} runs can be started next")
+
+
+def table(cases: list[Case]) -> tuple[str, list[dict[str, Any]]]:
+    """Markdown, and the rows."""
+    rows: list[dict[str, Any]] = []
+    lines = [
+        "| ε | trained | method | learning rate | clip norm | test accuracy | seeds |",
+        "|---:|---|---|---:|---:|---:|---:|",
+    ]
+    for case in cases:
+        _, best, tried = tuned(case)
+        if best is None:
+            continue
+        every = [Training(case, best.rate, best.clip_norm, seed) for seed in range(SEEDS)]
+        results = [got for run in every if (got := finished(run)) is not None]
+        if not results:
+            continue
+        found = [got["accuracy"] for got in results]
+        error = f" ± {statistics.stdev(found) / len(found) ** 0.5:.2f}" if len(found) > 1 else ""
+        lines.append(
+            f"| {case.epsilon:g} | {case.part} | {case.method} | "
+            f"{results[0]['learning_rate']:.2g} | {best.clip_norm:g} | "
+            f"{statistics.mean(found):.2f}{error} % | {len(found)} |"
+        )
+        tuning = [
+            {"rate": t.rate, "clip_norm": t.clip_norm, "held_out": v} for t, v in tried.items()
+        ]
+        rows.append({**asdict(case), "tried": tuning, "runs": results})
+    return "\n".join(lines), rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=("prepare", "run", "table"))
+    parser.add_argument("--minutes", type=float, default=9.0, help="start nothing later")
+    parser.add_argument("--workers", type=int, default=3, help="runs that share the GPU")
+    parser.add_argument("--part", choices=PARTS, help="one of them alone")
+    parser.add_argument("--epsilon", type=float, choices=EPSILONS, help="one of them alone")
+    parser.add_argument("--smoke", action="store_true", help="24 reviews, to see that it runs")
+    parser.add_argument("--json", type=Path, help="write the table's rows there")
+    given = parser.parse_args()
+    if "CORRNOISE_CACHE" not in os.environ:
+        parser.error("set CORRNOISE_CACHE to a folder that keeps plans, tokens and finished runs")
+    if given.smoke:
+        os.environ["CORRNOISE_CACHE"] += "/smoke"
+    cases = [
+        Case(epsilon, part, method)
+        for part in PARTS
+        for epsilon in EPSILONS
+        for method in METHODS
+        if given.part in (None, part) and given.epsilon in (None, epsilon)
+    ]
+    if given.command == "prepare":
+        imdb.tokens(size_of(given.smoke)["num_examples"] if given.smoke else None)
+        for case in cases:
+            for tuning in (True, False):
+                plan = plan_of(case, tuning, given.smoke)
+                print(case, tuning, plan.mechanism, plan.noise_multiplier, flush=True)
+    elif given.command == "run":
+        run_all(cases, given.minutes, given.workers, given.smoke)
+    else:
+        text, rows = table(cases)
+        print(text)
+        if given.json:
+            _files.write(given.json, json.dumps({"delta": DELTA, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

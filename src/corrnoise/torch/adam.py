@@ -1,0 +1,218 @@
+"""Adam and AdamW for private gradients: their denominators know the noise.
+
+Adam divides by the root of the second moment, which has the whole noise of a step in it. Correlated
+noise is large at each step and cancels over many, so stock Adam takes steps that are ten times too
+small, and more. What the noise adds to the second moment is known exactly; here it is taken out,
+and what is put in its place is the independent noise that would move the weights as far:
+
+    v̂ ← e² + max(0, v̂ - (what noise adds) - 3·(how much that varies))
+
+With independent noise e² is what was taken out, and the step is that of stock Adam but for the
+fluctuation of the noise; without noise it is Adam's own. See docs/adam.md.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from corrnoise.torch.gradient_noise import Array, GradientNoise
+
+_REFUSED = {
+    "amsgrad": "the largest second moment would be that of the largest noise",
+    "differentiable": "gradients do not flow through a private step",
+}
+# Standard deviations by which the second moment must exceed the noise's to count as signal.
+_SURE = 3.0
+
+
+@runtime_checkable
+class KnowsNoise(Protocol):
+    """An optimizer that uses what is known about the noise in its gradients."""
+
+    def know_noise(self, noise: GradientNoise) -> None:
+        """Called once, by ``make_private``."""
+        ...
+
+
+def introduce(optimizer: torch.optim.Optimizer, noise: GradientNoise) -> None:
+    """Tell an optimizer about the noise, or warn that it does not know what to do with it."""
+    if isinstance(optimizer, KnowsNoise):
+        optimizer.know_noise(noise)
+        return
+    if "betas" in optimizer.param_groups[0] and not noise.mechanism.independent:
+        name = type(optimizer).__name__
+        ours = "AdamW" if "W" in name else "Adam"
+        warnings.warn(
+            f"{name} divides by a second moment that contains the whole noise of a step, which is "
+            "large where noise is correlated: its steps will be ten times too small, and more; use "
+            f"corrnoise.torch.{ours}, which has the same arguments and knows the noise",
+            stacklevel=5,
+        )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known about the noise for a pair of betas.
+
+    Attributes:
+        taken: from the second moment after each step.
+        put: in its place.
+    """
+
+    taken: Array
+    put: float
+
+
+class _Aware:
+    """The step of both classes."""
+
+    _noise: GradientNoise | None = None
+
+    def know_noise(self, noise: GradientNoise) -> None:
+        """Use this noise from now on; ``make_private`` calls it."""
+        self._noise = noise
+        self._known: dict[tuple[float, float], _Known] = {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch.
+
+        Raises:
+            ValueError: for amsgrad, whose largest second moment is the largest noise, and for
+                differentiable steps.
+        """
+        cast(Any, super()).add_param_group(param_group)
+        for name, reason in _REFUSED.items():
+            if param_group.get(name):
+                raise ValueError(f"{name} must be False, got True: {reason}; drop it")
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step, as torch's Adam does.
+
+        Args:
+            closure: that computes the loss once more.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        own = cast(torch.optim.Optimizer, self)
+        for group in own.param_groups:
+            at: dict[Any, list[Tensor]] = {}
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                state = own.state[param]
+                if not state:
+                    state["step"] = torch.tensor(0.0)
+                    state["exp_avg"] = torch.zeros_like(param)
+                    state["exp_avg_sq"] = torch.zeros_like(param)
+                state["step"] += 1
+                key = (int(state["step"]), param.device, param.dtype)
+                at.setdefault(key, []).append(param)
+            for (count, _, _), params in at.items():
+                self._update(group, params, [own.state[param] for param in params], count)
+        return loss
+
+    def _update(
+        self, group: dict[str, Any], params: list[Tensor], states: list[dict[str, Any]], count: int
+    ) -> None:
+        beta1, beta2 = (float(beta) for beta in group["betas"])
+        rate, decay = float(group["lr"]), float(group["weight_decay"])
+        grads = [cast(Tensor, param.grad) for param in params]
+        firsts = [state["exp_avg"] for state in states]
+        seconds = [state["exp_avg_sq"] for state in states]
+        if group["maximize"]:
+            grads = list(_foreach("neg")(grads))
+        if decay and (isinstance(self, torch.optim.AdamW) or group.get("decoupled_weight_decay")):
+            _foreach("mul_")(params, 1.0 - rate * decay)
+        elif decay:
+            grads = list(_foreach("add")(grads, params, alpha=decay))
+        _foreach("lerp_")(firsts, grads, 1.0 - beta1)
+        _foreach("mul_")(seconds, beta2)
+        _foreach("addcmul_")(seconds, grads, grads, 1.0 - beta2)
+        below = _foreach("div")(seconds, 1.0 - beta2**count)
+        known = self._about(beta1, beta2)
+        if known is not None:
+            _foreach("sub_")(below, float(known.taken[min(count, len(known.taken)) - 1]))
+            _foreach("clamp_min_")(below, 0.0)
+            _foreach("add_")(below, known.put)
+        _foreach("sqrt_")(below)
+        _foreach("add_")(below, float(group["eps"]))
+        _foreach("addcdiv_")(params, firsts, below, -rate / (1.0 - beta1**count))
+
+    def _about(self, beta1: float, beta2: float) -> _Known | None:
+        noise = self._noise
+        if noise is None:
+            return None
+        if (beta1, beta2) not in self._known:
+            taken = noise.second_moment(beta2) + _SURE * noise.deviations(beta2)
+            self._known[beta1, beta2] = _Known(taken, noise.independent(beta1) ** 2)
+        return self._known[beta1, beta2]
+
+
+class Adam(_Aware, torch.optim.Adam):
+    """``torch.optim.Adam`` for private gradients: the same arguments and states.
+
+    ``make_private`` tells it the noise of the run. Without that it is Adam.
+
+    Args:
+        params: as in torch.
+        lr: as in torch.
+        betas: as in torch; the first one is the momentum that the noise is planned for.
+        eps: as in torch; it matters little beside the noise.
+        weight_decay: as in torch: added to the gradient after the noise.
+        amsgrad: must be ``False``.
+        options: torch's others. The step is always the one over lists of tensors.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+
+
+class AdamW(_Aware, torch.optim.AdamW):
+    """``torch.optim.AdamW`` for private gradients: the same arguments and states.
+
+    ``make_private`` tells it the noise of the run. Without that it is AdamW.
+
+    Args:
+        params: as in torch.
+        lr: as in torch.
+        betas: as in torch; the first one is the momentum that the noise is planned for.
+        eps: as in torch; it matters little beside the noise.
+        weight_decay: as in torch: decoupled from the gradient.
+        amsgrad: must be ``False``.
+        options: torch's others. The step is always the one over lists of tensors.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+
+
+def _foreach(name: str) -> Any:
+    """An operation on lists of tensors, in a few launches; torch has no public name for them."""
+    return getattr(torch, f"_foreach_{name}")

@@ -1,0 +1,139 @@
+"""Losses that are means over examples, which clipping each example's gradient needs.
+
+Models for language compute the mean over all tokens of a batch: an example's share then depends on
+how long the others are. Here every example counts alike: the mean over its own tokens, then the
+mean over examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.auto import modeling_auto
+
+from corrnoise.torch import checkpoint
+
+_IGNORED = -100
+# Whether labels are the next tokens, for the kinds of models whose labels are one for each token.
+_KINDS: tuple[tuple[Any, bool], ...] = (
+    (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, True),
+    (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, False),
+    (modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES, False),
+)
+
+
+def shift_of(model: Any) -> bool | None:
+    """Whether a model predicts the next token, or ``None`` where it has no label for each token."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if getattr(getattr(base, "config", None), "is_encoder_decoder", False):
+        return None
+    found = {shift for names, shift in _KINDS if type(base).__name__ in names.values()}
+    return found.pop() if len(found) == 1 else None
+
+
+def mean_over_examples(
+    logits: Tensor, labels: Tensor, *, shift: bool, smoothing: float = 0.0
+) -> Tensor:
+    """The mean over examples of the mean cross entropy over each example's own tokens.
+
+    Args:
+        logits: (examples, positions, classes).
+        labels: (examples, positions), -100 where there is none.
+        shift: whether the label of a position is the next token.
+        smoothing: of labels.
+    """
+    if shift:
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    losses = nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(),
+        labels.flatten(),
+        ignore_index=_IGNORED,
+        reduction="none",
+        label_smoothing=smoothing,
+    ).view(labels.shape)
+    return (losses.sum(1) / (labels != _IGNORED).sum(1).clamp_min(1)).mean()
+
+
+def check(
+    model: nn.Module,
+    loss: Callable[[Any], Tensor],
+    collate: Callable[[list[Any]], Any],
+    examples: list[Any],
+) -> None:
+    """Raise unless the loss of a batch is the mean of the losses of its examples alone.
+
+    Each example is looked at in the batch, with its padding, and alone, without. The generators of
+    random numbers are left as they were.
+
+    Args:
+        model: that the loss calls; no one may watch its calls.
+        loss: of a batch.
+        collate: makes a batch of examples.
+        examples: some of them, of different lengths if there are such.
+    """
+    if len(examples) < 2:
+        return
+    modes = [(part, part.training) for part in model.modules()]
+    params = [param for param in model.parameters() if param.requires_grad]
+    before = checkpoint.generators()
+    model.eval()
+    try:
+        batch = collate(examples)
+        parts = _apart(batch, collate, examples)
+        whole = _gradient(loss(batch), params)
+        alone = _gradient(loss(parts[0]), params) / len(parts)
+        for part in parts[1:]:
+            alone += _gradient(loss(part), params) / len(parts)
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        checkpoint.set_generators(before)
+    far = float(torch.linalg.vector_norm(whole - alone) / torch.linalg.vector_norm(alone))
+    exact = all(p.dtype == torch.float32 for p in params) and not _reduced(model)
+    if not far <= (1e-3 if exact else 0.05):
+        raise ValueError(
+            f"the loss must be a mean over examples, each by itself, but the gradient of "
+            f"{len(parts)} examples differs by {far:.2%} from the mean of theirs alone, without "
+            "padding; a mean over the tokens of a batch is none (use compute_loss_func), and "
+            "neither are outputs that change with the padding (pass attention_mask, pad on the "
+            "right): nothing was released"
+        )
+
+
+def _gradient(loss: Tensor, params: list[nn.Parameter]) -> Tensor:
+    """Of all parameters, as one vector."""
+    found: Any = torch.autograd.grad(loss, params, allow_unused=True)
+    return torch.cat(
+        [
+            torch.zeros(p.numel(), device=p.device) if g is None else g.float().reshape(-1)
+            for g, p in zip(found, params, strict=True)
+        ]
+    )
+
+
+def _reduced(model: nn.Module) -> bool:
+    """Whether products may be rounded: on a GPU, or under the autocast of Accelerate."""
+    device = next(model.parameters()).device.type
+    return device != "cpu" or hasattr(model, "_original_forward")
+
+
+def _apart(batch: Any, collate: Callable[[list[Any]], Any], examples: list[Any]) -> list[Any]:
+    """The examples of a batch one by one, without padding."""
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return [collate([example]) for example in examples]
+    found: list[Any] = []
+    for row in range(len(mask)):
+        here = mask[row] != 0
+        one: dict[str, Any] = {}
+        for name, value in batch.items():
+            if isinstance(value, Tensor) and value.dim() > 0 and len(value) == len(mask):
+                value = value[row : row + 1]
+                if value.dim() > 1 and value.shape[1] == mask.shape[1]:
+                    value = value[:, here]
+            one[name] = value
+        found.append(one)
+    return found

@@ -1,0 +1,176 @@
+"""Other people's loops: Accelerate and Lightning give the weights of a loop of one's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from training import KEY, loader, model, private, train, weights
+
+from corrnoise.torch import AdamW, PrivacyEngine
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+CRITERION = nn.CrossEntropyLoss()
+
+
+def plain(steps=18):
+    net = model()
+    engine = PrivacyEngine(key=KEY)
+    made = private(engine, net=net, optimizer=AdamW(net.parameters(), lr=0.05))
+    train(*made, steps=steps)
+    return weights(net)
+
+
+@pytest.fixture
+def accelerator():
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerate.state.GradientState._reset_state()
+    yield accelerate.Accelerator(cpu=True)
+    accelerate.state.AcceleratorState._reset_state(True)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("largest", [None, 4])
+def test_accelerate(accelerator, workers, largest):
+    net, optimizer = model(), None
+    optimizer = AdamW(net.parameters(), lr=0.05)
+    net, optimizer = accelerator.prepare(net, optimizer)
+    engine = PrivacyEngine(key=KEY)
+    made = private(
+        engine, net=net, optimizer=optimizer, data_loader=loader(num_workers=workers),
+        max_physical_batch_size=largest,
+    )  # fmt: skip
+    assert made[1] is optimizer
+    batches = accelerator.prepare(made[2])
+    assert batches is made[2]
+    assert batches.device == torch.device("cpu")
+    for _ in range(3):
+        for x, y in batches:
+            accelerator.backward(CRITERION(net(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert engine.steps_taken == 18
+    assert torch.allclose(weights(net), plain(), atol=1e-6)
+
+
+def test_accelerate_that_accumulates_is_refused(accelerator):
+    net = model()
+    net, optimizer = accelerator.prepare(net, AdamW(net.parameters(), lr=0.05))
+    accelerator.gradient_state.plugin_kwargs["num_steps"] = 2
+    engine = PrivacyEngine(key=KEY)
+    _, optimizer, batches = private(engine, net=net, optimizer=optimizer)
+
+    def epoch():
+        for x, y in accelerator.prepare(batches):
+            with accelerator.accumulate(net):
+                accelerator.backward(CRITERION(net(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+
+    with pytest.raises(ValueError, match="step 0 must be taken on its own batch"):
+        epoch()
+    assert engine.steps_taken == 0
+
+
+def test_what_accelerate_wraps_must_fit(accelerator):
+    net = model()
+    net, optimizer = accelerator.prepare(net, AdamW(net.parameters(), lr=0.05))
+    with pytest.raises(ValueError, match="grad_sample_mode must be 'one_pass'"):
+        private(PrivacyEngine(key=KEY), net=net, optimizer=optimizer, grad_sample_mode="hooks")
+    optimizer.scaler = object()
+    with pytest.raises(ValueError, match="mixed_precision must be 'no' or 'bf16'"):
+        private(PrivacyEngine(key=KEY), net=net, optimizer=optimizer)
+
+
+def test_a_closure_is_called_before_the_noise():
+    net = model()
+    optimizer = AdamW(net.parameters(), lr=0.05)
+    engine = PrivacyEngine(key=KEY)
+    _, _, batches = private(engine, net=net, optimizer=optimizer)
+    for number in range(3):
+        for x, y in batches:
+
+            def closure(x=x, y=y):
+                optimizer.zero_grad()
+                loss = CRITERION(net(x), y)
+                loss.backward()
+                return loss
+
+            loss = optimizer.step(closure) if number else optimizer.step(closure=closure)
+            assert float(loss.detach()) > 0
+    assert torch.equal(weights(net), plain())
+
+
+def lightning_module(engine):
+    pytest.importorskip("lightning")
+    from lightning.pytorch import LightningModule
+
+    class Net(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.resumed = None
+            self.layers = model(dropout=0.1)
+
+        def training_step(self, batch, _):
+            return CRITERION(self.layers(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            optimizer = AdamW(self.layers.parameters(), lr=0.05)
+            made = private(engine, net=self.layers, optimizer=optimizer)
+            self.batches = made[2]
+            if self.resumed is not None:
+                engine.load_state_dict(self.resumed)
+            return optimizer
+
+        def train_dataloader(self):
+            return self.batches
+
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["corrnoise"] = engine.state_dict()
+
+        def on_load_checkpoint(self, checkpoint):
+            self.resumed = checkpoint["corrnoise"]
+
+    return Net()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_lightning_and_its_resume(tmp_path):
+    pytest.importorskip("lightning")
+    from lightning.pytorch import Trainer, callbacks
+
+    def run(name, steps, resumed=None, **options):
+        engine = PrivacyEngine(key=KEY, ledger=tmp_path / name)
+        torch.manual_seed(8)
+        net = lightning_module(engine)
+        trainer = Trainer(
+            max_steps=steps, max_epochs=-1, accelerator="cpu", logger=False,
+            enable_progress_bar=False, enable_model_summary=False, **options,
+        )  # fmt: skip
+        torch.manual_seed(9)
+        trainer.fit(net, ckpt_path=resumed, weights_only=True)
+        engine.close()
+        assert engine.steps_taken == steps == trainer.global_step
+        return weights(net.layers)
+
+    whole = run("whole", 18, enable_checkpointing=False)
+    keep = callbacks.ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=8)
+    run("parts", 11, callbacks=[keep])
+    found = run("parts", 18, resumed=tmp_path / "step=8.ckpt", enable_checkpointing=False)
+    assert torch.equal(found, whole)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_lightning_takes_the_steps_of_a_loop_of_ones_own(monkeypatch):
+    pytest.importorskip("lightning")
+    from lightning.pytorch import Trainer
+
+    engine = PrivacyEngine(key=KEY)
+    net = lightning_module(engine)
+    net.layers = model()
+    Trainer(
+        max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=False, gradient_clip_val=1e-3,
+    ).fit(net)  # fmt: skip
+    assert torch.equal(weights(net.layers), plain())

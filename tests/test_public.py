@@ -34,6 +34,7 @@ PUBLIC = {
     "corrnoise.records": "Ledger Record Run Statement read_entries",
     "corrnoise.torch": "PrivacyEngine workload_of",
     "corrnoise.report": "html read write",
+    "corrnoise.evidence": "Finding Verdict verify",
 }
 
 

@@ -14,6 +14,7 @@ from corrnoise.apps.cli.compare import compare
 from corrnoise.apps.cli.plan import plan
 from corrnoise.apps.cli.reproduce import reproduce
 from corrnoise.apps.cli.train import train
+from corrnoise.apps.cli.verify import verify
 
 # Plain help: quick, the same on a terminal and in a pipe, and with examples that can be copied.
 app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,6 +22,7 @@ app.command()(plan)
 app.command()(compare)
 app.command()(account)
 app.command()(train)
+app.command()(verify)
 app.command()(reproduce)
 app.command()(bench)
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "papers" / "back_to_square_roots" / "figures"
 BENCHMARKS = ROOT / "benchmarks"
 STORM = ROOT / "benchmarks" / "storm.json"
+AUDIT = ROOT / "benchmarks" / "audit.json"
 _HELP = re.compile(r"<!-- help:(?P<command>[a-z ]*) -->")
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 
@@ -31,8 +32,10 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace ``<!-- help: plan -->`` by what ``corrnoise plan --help`` prints.
 
-    And ``<!-- storm -->`` and ``<!-- steps: FILE -->`` by what those benchmarks have measured.
+    And ``<!-- audit -->``, ``<!-- storm -->`` and ``<!-- steps: FILE -->`` by what those benchmarks have measured.
     """
+    if "<!-- audit -->" in markdown:
+        markdown = markdown.replace("<!-- audit -->", audits())
     if "<!-- storm -->" in markdown:
         markdown = markdown.replace("<!-- storm -->", storm_counts())
     markdown = _STEPS.sub(lambda found: steps(found["file"]), markdown)
@@ -50,6 +53,17 @@ def steps(name: str) -> str:
     versions = ", ".join(f"{key} {value}" for key, value in found["versions"].items())
     about = f"{found['machine']}, {versions}, {found['date']}; medians of {found['rounds']} rounds."
     return f"{table(found)}\n\n{about}"
+
+
+def audits() -> str:
+    """The table of claims and lower bounds that benchmarks/audit.py has measured."""
+    spec = importlib.util.spec_from_file_location("audit", AUDIT.with_suffix(".py"))
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    result = json.loads(AUDIT.read_text(encoding="utf-8"))
+    return f"{script.summary(result)}\n\n{script.table(result)}"
 
 
 def storm_counts() -> str:

@@ -35,6 +35,7 @@ PUBLIC = {
     "corrnoise.torch": "PrivacyEngine workload_of",
     "corrnoise.report": "html read write",
     "corrnoise.evidence": "Finding Verdict verify",
+    "corrnoise.auditing": "Audit Canaries Counts epsilon_lower_bound judge",
 }
 
 

@@ -5,11 +5,11 @@
 The file is a plan (``corrnoise plan --save``) or a run (``run.json``). From the coefficients of C⁻¹
 in it, this script computes, by the definitions:
 
-* the sensitivity: the largest ‖Σ_i C[:, i]x_iᵀ‖ over gradients ‖x_i‖ ≤ 1 of the steps i in which one
-  example can take part, at most k times, at least b steps apart. It is the largest √(Σ ⟨C_i, C_j⟩)
-  where no inner product is negative. All patterns are tried where they are few. Otherwise it is
-  bracketed: no pattern exceeds the sum of the largest inner products that its pairs can have, and
-  the pattern 0, b, 2b, … attains its own value;
+* the sensitivity: the largest ‖Σ_i C[:, i]x_iᵀ‖ over gradients ‖x_i‖ ≤ 1 of the steps i in which
+  one example can take part, at most k times, at least b steps apart. Where no inner product of
+  columns is negative, it is the root of the largest sum of them over a pattern. All patterns are
+  tried where they are few. Otherwise it is bracketed: no pattern exceeds the sum of the largest
+  inner products that its pairs can have, and the pattern 0, b, 2b, … attains its own value;
 * the price of fixed batches: δ(ε) of the Gaussian mechanism, in 60 digits;
 * the price of Poisson and cyclic Poisson batches: privacy losses on a grid, rounded up for an upper
   and down for a lower value of δ, and composed by FFT;

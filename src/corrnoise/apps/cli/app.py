@@ -9,6 +9,7 @@ import typer
 from corrnoise._version import __version__
 from corrnoise.apps.cli import options
 from corrnoise.apps.cli.account import account
+from corrnoise.apps.cli.audit import audit
 from corrnoise.apps.cli.bench import bench
 from corrnoise.apps.cli.compare import compare
 from corrnoise.apps.cli.plan import plan
@@ -23,6 +24,7 @@ app.command()(compare)
 app.command()(account)
 app.command()(train)
 app.command()(verify)
+app.command()(audit)
 app.command()(reproduce)
 app.command()(bench)
 

@@ -1,6 +1,8 @@
-"""Audit the engine many times: claims and lower bounds, for samplings, families and budgets.
+r"""Audit the engine many times: claims and lower bounds, for samplings, families and budgets.
 
     python benchmarks/audit.py --json benchmarks/audit.json [--canaries 600000] [--runs 200]
+    python benchmarks/audit.py --json benchmarks/audit-large.json --canaries 5000000 --runs 3 \
+      --claims 8 --samplings fixed --seed 2000
 
 Every run has a seed of its own, for noise, batches and coins. A bound is above the engine's ε with
 probability at most 1 - confidence, so of 200 right runs at confidence 0.999 one or more has a bound
@@ -91,8 +93,11 @@ def main() -> None:
     parser.add_argument("--canaries", type=int, default=600_000)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--claims", type=float, nargs="+", default=EPSILONS)
+    parser.add_argument("--samplings", nargs="+", default=[sampling for sampling, _ in CASES])
     given = parser.parse_args()
-    plans = {(s, f, e): plan(s, f, e) for s, f in CASES for e in EPSILONS}
+    cases = [case for case in CASES if case[0] in given.samplings]
+    plans = {(s, f, e): plan(s, f, e) for s, f in cases for e in given.claims}
     rows = []
     for run, (case, made) in enumerate(islice(cycle(plans.items()), given.runs)):
         start = time.perf_counter()

@@ -32,7 +32,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace ``<!-- help: plan -->`` by what ``corrnoise plan --help`` prints.
 
-    And ``<!-- audit -->``, ``<!-- storm -->`` and ``<!-- steps: FILE -->`` by what those benchmarks have measured.
+    And ``<!-- audit -->``, ``<!-- storm -->`` and ``<!-- steps: FILE -->`` by what those
+    benchmarks have measured.
     """
     if "<!-- audit -->" in markdown:
         markdown = markdown.replace("<!-- audit -->", audits())
@@ -63,7 +64,9 @@ def audits() -> str:
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     result = json.loads(AUDIT.read_text(encoding="utf-8"))
-    return f"{script.summary(result)}\n\n{script.table(result)}"
+    large = json.loads(AUDIT.with_name("audit-large.json").read_text(encoding="utf-8"))
+    parts = (f"{script.summary(found)}\n\n{script.table(found)}" for found in (result, large))
+    return "\n\n".join(parts)
 
 
 def storm_counts() -> str:

@@ -319,7 +319,7 @@ def test_a_violation_is_told():
 
 
 def test_the_recorded_runs_keep_the_goals():
-    """No bound of 200 is above its claim; fixed batches show 0.8 of it, balls-in-bins 0.6."""
+    """No bound of 200 is above its claim; every run shows 0.8 or 0.6 of it, by its sampling."""
     result = json.loads((ROOT / "benchmarks" / "audit.json").read_text())
     rows = result["rows"]
     assert len(rows) == 200
@@ -328,5 +328,9 @@ def test_the_recorded_runs_keep_the_goals():
     assert not any(row["lower_bound"] > row["claim"] for row in rows)
     for sampling, least in (("fixed", 0.8), ("balls-in-bins", 0.6)):
         own = [row for row in rows if row["sampling"] == sampling]
-        shown = [row["lower_bound"] / row["claim"] for row in own if row["claim"] <= 4.0]
-        assert np.mean(shown) >= least
+        # More than 4 takes more canaries.
+        usual = [row for row in own if row["claim"] <= 4.0]
+        assert min(row["lower_bound"] / row["claim"] for row in usual) >= least
+    large = json.loads((ROOT / "benchmarks" / "audit-large.json").read_text())["rows"]
+    assert all(0.8 <= row["lower_bound"] / row["claim"] <= 1.0 for row in large)
+    assert {row["claim"] for row in large} == {8.0}

@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from corrnoise import planning
+from corrnoise import evidence, planning
 from corrnoise.apps import datasets, training
 from corrnoise.apps.cli import main
 from corrnoise.apps.cli.train import _write
@@ -200,3 +200,29 @@ def test_a_ledger_alone_is_priced(trained, tmp_path):
     text = (trained / "ledger").read_text()
     (tmp_path / "ledger").write_text(text.replace('\\"epsilon\\": 8.0', '\\"epsilon\\": 7.0'))
     assert not verify(tmp_path).holds
+
+
+def test_the_checklist_is_answered_from_the_files(trained, tmp_path, capsys):
+    (run,) = evidence.runs(trained)
+    answers = evidence.checklist(run)
+    assert len({each.subject for each in answers}) == len(answers) >= 15
+    text = evidence.checklist_text(answers)
+    for fact in (
+        "ε = 8, δ = 0.0001",
+        f"clipped to norm {run.settings['clip_norm']:g}",
+        f"run {run.statement.run_id}",
+        run.statement.key_fingerprint,
+        f"{run.statement.steps_taken} of {run.plan.num_steps} steps",
+        "They may be public",
+    ):
+        assert fact in " ".join(text.split()), fact
+    assert "[ ] Bias" in text  # nobody but the owner can answer
+    assert main(["verify", str(trained), "--checklist"]) == 0
+    assert text in capsys.readouterr().out
+    assert main(["verify", str(trained), "--checklist", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["checklists"][0]) == len(answers)
+    # Files that do not hold answer nothing.
+    shutil.copytree(trained, tmp_path / "copy")
+    (tmp_path / "copy" / "statement.txt").write_text("")
+    assert main(["verify", str(tmp_path / "copy"), "--checklist"]) == 1
+    assert "Unit of privacy" not in capsys.readouterr().out

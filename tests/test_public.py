@@ -34,7 +34,7 @@ PUBLIC = {
     "corrnoise.records": "Ledger Record Run Statement read_entries",
     "corrnoise.torch": "PrivacyEngine workload_of",
     "corrnoise.report": "html read write",
-    "corrnoise.evidence": "Finding Verdict verify",
+    "corrnoise.evidence": "Answer Finding Verdict checklist checklist_text runs verify",
     "corrnoise.auditing": "Audit Canaries Counts epsilon_lower_bound judge",
 }
 

@@ -51,7 +51,7 @@ def verify(
         ValueError: the folder has none of these files.
     """
     place, found = Path(folder), Findings()
-    run_files = sorted([*place.glob("run.json"), *place.glob("run-*.json")])
+    run_files = _run_files(place)
     # Runs that were compared have a folder each, with the name of the run.
     labels = [path.stem.removeprefix("run-") for path in run_files if path.stem != "run"]
     books = [b for b in (place / "ledger", *(place / n / "ledger" for n in labels)) if b.exists()]
@@ -62,13 +62,13 @@ def verify(
             "give the folder of corrnoise train --out"
         )
     secrets = [Key.load(path) for path in keys]
-    runs: dict[Path, Run] = {}
+    read: dict[Path, Run] = {}
     for path in run_files:
         run = _run(path, found)
         if run is not None:
-            runs[path] = run
+            read[path] = run
     claimed: set[Path] = set()
-    for path, run in runs.items():
+    for path, run in read.items():
         own = [b for b in books if len(run_files) == 1 or b.parent.name == run.label]
         claimed.update(own)
         if not own:
@@ -82,21 +82,30 @@ def verify(
     known = {key.fingerprint for key in secrets} - ledgers.fingerprints(books)
     if known:
         found.differs("key", "every key belongs to a ledger", f"none has {', '.join(known)}")
-    _check_text(text, list(runs.values()), found)
-    _check_page(page, list(runs.values()), found)
+    _check_text(text, list(read.values()), found)
+    _check_page(page, list(read.values()), found)
     return Verdict(str(place), tuple(found.found))
+
+
+def runs(folder: str | os.PathLike[str]) -> list[Run]:
+    """The runs whose files are in a folder; ``verify`` says whether they can be believed."""
+    return [Run.from_json(path.read_text(encoding="utf-8")) for path in _run_files(Path(folder))]
+
+
+def _run_files(place: Path) -> list[Path]:
+    return sorted([*place.glob("run.json"), *place.glob("run-*.json")])
 
 
 def _run(path: Path, found: Findings) -> Run | None:
     """The run of a file, if it can be read, with the fields that readers skip compared."""
     name = path.name
 
-    def read() -> tuple[dict[str, Any], Run]:
+    def opened() -> tuple[dict[str, Any], Run]:
         text = path.read_text(encoding="utf-8")
         data = check_checksum(checks.parsed("run", text))
         return data, Run.from_dict(data)
 
-    made = found.attempt(name, "format versions, checksum, fields and their types", read)
+    made = found.attempt(name, "format versions, checksum, fields and their types", opened)
     if made is None:
         return None
     data, run = made

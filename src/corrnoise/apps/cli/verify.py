@@ -16,6 +16,9 @@ def verify(
         list[Path] | None,
         typer.Option(help="Key file of a run, to check the codes of its ledger; repeatable."),
     ] = None,
+    checklist: Annotated[
+        bool, typer.Option(help="Also answer a reviewer's questions from the files.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> int:
     """Check the files of a run, and compute every number again.
@@ -26,13 +29,18 @@ def verify(
     Examples:
       corrnoise verify run
       corrnoise verify run --key run.key --json
+      corrnoise verify run --checklist
     """
     from corrnoise import evidence
     from corrnoise.apps.cli import terminal
 
     verdict = evidence.verify(folder, keys=key or ())
+    runs = evidence.runs(folder) if checklist and verdict.holds else []
     if as_json:
-        terminal.print_json(verdict.to_dict())
+        answers = [[vars(each) for each in evidence.checklist(run)] for run in runs]
+        terminal.print_json({**verdict.to_dict(), **({"checklists": answers} if runs else {})})
     else:
         print(verdict.to_text(), end="")
+        for run in runs:
+            print(f"\n{run.label}\n{evidence.checklist_text(evidence.checklist(run))}", end="")
     return 0 if verdict.holds else 1

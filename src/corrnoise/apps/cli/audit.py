@@ -30,8 +30,8 @@ def audit(
 
     \b
     Examples:
-      corrnoise audit plan.json --delta 0.01
-      corrnoise audit run/run.json --canaries 200000 --delta 0.01 --delta 0.001 --report audit.html
+      corrnoise audit plan.json --delta 0.01 --json
+      corrnoise audit run/run.json --canaries 20000 --delta 0.1 --delta 0.01 --report audit.html
     """
     from corrnoise import _checks as checks
     from corrnoise import planning

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import random
 import re
 import shutil
 
@@ -159,6 +160,26 @@ def test_every_edit_is_found(trained, tmp_path):
         assert all("\n" not in each.detail for each in verdict.findings)
         shutil.rmtree(tmp_path / "copy")
     assert not missed
+
+
+def test_damage_is_a_finding_and_no_traceback(trained, tmp_path):
+    """Bytes flipped, cut off and put in, in every file; what a digest has is for the key."""
+    dice = random.Random(7)
+    shutil.copytree(trained, tmp_path / "copy", ignore=shutil.ignore_patterns("*.pt*"))
+    for file in ("run.json", "ledger", "statement.txt", "report.html") * 10:
+        whole = (trained / file).read_bytes()
+        data, at = bytearray(whole), dice.randrange(len(whole))
+        kind = dice.randrange(3)
+        if kind == 0:
+            data[at] ^= 1 << dice.randrange(8)
+        elif kind == 1:
+            del data[at:]
+        else:
+            data[at:at] = b"7"
+        (tmp_path / "copy" / file).write_bytes(bytes(data))
+        verdict = verify(tmp_path / "copy", keys=[trained.with_name("run.key")])
+        assert not verdict.holds, (file, kind, at)
+        (tmp_path / "copy" / file).write_bytes(whole)
 
 
 def test_edits_of_digests_and_codes_are_found_with_the_key_alone(trained, tmp_path):

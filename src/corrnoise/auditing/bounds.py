@@ -7,16 +7,15 @@ both directions,
 
 with P the law of the outputs with the example and Q without it. S must be chosen without looking at
 the outputs that are counted. Then the hits of canaries that are in, and those of canaries that are
-out, are independent trials. Clopper and Pearson's bounds hold for P(S) from below and for Q(S) from
-above, each with half of the failure probability. Where the trials have different probabilities, as
-those of examples in different batches do, they bound the means of these: Hoeffding (1956) showed
-that the tails of a sum of independent trials are no heavier than those of a binomial of the same
-mean, and the inequality above holds for the means as well.
+out, are independent trials, as noise and batches of different canaries are independent. Clopper and
+Pearson's bounds hold for P(S) from below and for Q(S) from above, each with half of the failure
+probability. Where trials have different probabilities, they bound the means of these: Hoeffding
+(1956) showed that, beyond one from its mean, the tails of a sum of independent trials are no
+heavier than those of a binomial of the same mean, and the inequality above holds for means too.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +48,7 @@ def epsilon_lower_bound(counts: Counts, delta: float, confidence: float) -> floa
     Never below 0: every mechanism has ε ≥ 0.
 
     >>> round(epsilon_lower_bound(Counts(900, 1000, 50, 1000), 1e-2, 0.95), 3)
-    2.597
+    2.588
     """
     found = lower_bounds(
         np.array([counts.hits]),
@@ -78,8 +77,3 @@ def lower_bounds(
     above = np.maximum(likely - delta, 0.0)
     with np.errstate(divide="ignore"):
         return np.maximum(np.log(above / false), 0.0)
-
-
-def failure(confidence: float) -> float:
-    """1 - confidence, without the rounding of the subtraction for people to read."""
-    return float(f"{1.0 - confidence:.12g}") if confidence < 1.0 else math.nan

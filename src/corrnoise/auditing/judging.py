@@ -14,8 +14,11 @@ An engine that is wrong may release something else. So the canaries are divided 
 * a fifth of them *chooses* a statistic, a guess and a threshold. The statistics are the likelihood
   ratio as claimed; the same as fitted, and the largest entry of Cx, which finds noise that was cut
   off, where they promise clearly more;
-* the others are counted, once. What was fitted and chosen does not depend on it, so its bound
-  has the confidence that it states, whatever the engine does.
+* the others are counted, once. What was fitted and chosen does not depend on them.
+
+The bound has its confidence for every engine whose outputs in different directions are independent,
+as those of a right engine are. So a bound above the claim refutes, at this confidence, that the
+engine is right.
 """
 
 from __future__ import annotations

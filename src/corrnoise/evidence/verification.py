@@ -224,7 +224,7 @@ def _check_text(path: Path, runs: Sequence[Run], found: Findings) -> None:
     if not path.exists():
         found.unchecked(path.name, "text of the statement", "not here")
     elif runs:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode(errors="replace")
         texts = [run.statement.to_text() for run in runs]
         if text in texts:
             found.holds(path.name, "text of the statement in the run file")

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 
-.PHONY: demo test lint types contracts unit format docs docs-plots bench table digits storm dist pythons clean
+.PHONY: demo test lint types contracts unit format docs docs-plots bench table digits storm audit dist pythons clean
 
 # Plan, train on handwritten digits with BISR and with DP-SGD at the same budget, and report.
 demo: $(DEMO)
@@ -61,6 +61,11 @@ bench: $(READY)  ## time and error beside jax-privacy, in an environment of its 
 
 storm: $(READY)  ## kills, full disks, damage: the counts in docs/guarantee.md; 20 minutes
 	$(BIN)/python benchmarks/storm.py --minutes 20 --seed 2026 --json benchmarks/storm.json
+
+audit: $(READY)  ## lower bounds on ε in 200 runs of the engine: the table in docs/audit.md; 20 minutes
+	$(BIN)/python benchmarks/audit.py --json benchmarks/audit.json
+	$(BIN)/python benchmarks/audit.py --json benchmarks/audit-large.json --canaries 5000000 --runs 3 \
+	  --claims 8 --samplings fixed --seed 2000
 
 dist:  ## the source archive and the wheel, in dist/, with the wheel checked in a fresh environment
 	$(PYTHON) tools/dist.py

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "papers" / "back_to_square_roots" / "figures"
 BENCHMARKS = ROOT / "benchmarks"
 STORM = ROOT / "benchmarks" / "storm.json"
+AUDIT = ROOT / "benchmarks" / "audit.json"
 _HELP = re.compile(r"<!-- help:(?P<command>[a-z ]*) -->")
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 
@@ -30,9 +31,11 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace ``<!-- help: plan -->`` by what ``corrnoise plan --help`` prints.
 
-    And ``<!-- storm -->``, ``<!-- rounding -->`` and ``<!-- steps: FILE -->`` by what those
-    benchmarks have measured.
+    And ``<!-- audit -->``, ``<!-- storm -->``, ``<!-- rounding -->`` and ``<!-- steps: FILE -->``
+    by what those benchmarks have measured.
     """
+    if "<!-- audit -->" in markdown:
+        markdown = markdown.replace("<!-- audit -->", audits())
     if "<!-- storm -->" in markdown:
         markdown = markdown.replace("<!-- storm -->", storm_counts())
     if "<!-- rounding -->" in markdown:
@@ -55,6 +58,15 @@ def rounding() -> str:
     tables = _of_benchmarks("rounding_table")
     found = json.loads((BENCHMARKS / "rounding.json").read_text())
     return f"{tables.table(found)}\n\n{tables.about(found)}"
+
+
+def audits() -> str:
+    """The table of claims and lower bounds that benchmarks/audit.py has measured."""
+    script = _of_benchmarks("audit")
+    result = json.loads(AUDIT.read_text(encoding="utf-8"))
+    large = json.loads(AUDIT.with_name("audit-large.json").read_text(encoding="utf-8"))
+    parts = (f"{script.summary(found)}\n\n{script.table(found)}" for found in (result, large))
+    return "\n\n".join(parts)
 
 
 def storm_counts() -> str:

@@ -240,6 +240,18 @@ def test_the_counts_of_the_storm_are_on_its_page(site):
     assert storm.summary(result) in text
 
 
+def test_the_audits_are_on_their_page(site):
+    text = (site / "audit.html").read_text(encoding="utf-8")
+    script = load("audit", ROOT / "benchmarks" / "audit.py")
+    for name in ("audit.json", "audit-large.json"):
+        result = json.loads((ROOT / "benchmarks" / name).read_text())
+        assert f"{len(result['rows'])} runs of the engine, {result['canaries']:,} canaries" in text
+        cells = re.findall(r"\d\.\d\d to \d\.\d\d", script.table(result))
+        assert cells
+        assert all(f"<td>{cell}</td>" in text for cell in cells)
+    assert text.count("0 bounds are above their claim") == 2
+
+
 def test_every_public_name_is_in_the_reference(site):
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (site / "api").glob("*.html")}
     text = "".join(pages.values())

@@ -35,6 +35,8 @@ PUBLIC = {
     "corrnoise.torch": "Adam AdamW PrivacyEngine workload_of",
     "corrnoise.transformers": "Trainer",
     "corrnoise.report": "html read write",
+    "corrnoise.evidence": "Answer Finding Verdict checklist checklist_text runs verify",
+    "corrnoise.auditing": "Audit Canaries Counts epsilon_lower_bound judge",
 }
 
 

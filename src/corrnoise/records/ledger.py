@@ -184,7 +184,7 @@ class Ledger:
 
     def _read(self, path: Path) -> None:
         assert self._file is not None
-        lines, rest = _lines(path)
+        lines, rest = read_lines(path)
         if len(lines) < 2:  # no step was ever recorded
             self._begin(path, lines, rest)
             return
@@ -286,11 +286,21 @@ def read_entries(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises:
         ValueError: a line is not an entry.
     """
-    lines, _ = _lines(Path(path))
+    lines, _ = read_lines(Path(path))
     return [_entry(line, Path(path), number) for number, line in enumerate(lines, start=1)]
 
 
-def _lines(path: Path) -> tuple[list[bytes], bytes]:
+def first_wrong_code(path: str | os.PathLike[str], key: bytes) -> int | None:
+    """The number of the first line whose code does not fit, from 1; ``None`` where all fit."""
+    before = ""
+    for number, line in enumerate(read_lines(Path(path))[0], start=1):
+        if line != _signed(line[: -_CODE - 2], before, key):
+            return number
+        before = _code_of(line)
+    return None
+
+
+def read_lines(path: Path) -> tuple[list[bytes], bytes]:
     """The whole lines of a file, each with its end, and what follows the last of them."""
     *lines, rest = path.read_bytes().split(b"\n")
     return [line + b"\n" for line in lines], rest

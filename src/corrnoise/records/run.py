@@ -118,16 +118,24 @@ class Run:
         """
         fields = checks.parsed("run", text)
         if isinstance(fields, dict) and _CHECKSUM in fields:
-            fields = cast(dict[str, Any], fields)
-            if fields.pop(_CHECKSUM) != _checksum(fields):
-                raise ValueError(
-                    f"a run must be as it was written, got one that does not fit its {_CHECKSUM}; "
-                    "it is damaged or was changed: restore it from a copy"
-                )
+            fields = check_checksum(cast(dict[str, Any], fields))
         return Run.from_dict(fields)
 
 
 _CHECKSUM = "sha256"
+
+
+def check_checksum(fields: Any) -> dict[str, Any]:
+    """The fields of a run without their checksum, or raise where it is missing or does not fit."""
+    if not isinstance(fields, dict) or _CHECKSUM not in fields:
+        raise ValueError(f"a run must be a JSON object with the field {_CHECKSUM!r}, got none")
+    found = dict(cast(dict[str, Any], fields))
+    if found.pop(_CHECKSUM) != _checksum(found):
+        raise ValueError(
+            f"a run must be as it was written, got one that does not fit its {_CHECKSUM}; "
+            "it is damaged or was changed: restore it from a copy"
+        )
+    return found
 
 
 def _checksum(fields: Mapping[str, Any]) -> str:

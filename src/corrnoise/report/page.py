@@ -9,9 +9,11 @@ from markupsafe import Markup
 
 from corrnoise import _files
 from corrnoise._version import __version__
+from corrnoise.auditing import Audit
 from corrnoise.planning import Plan
 from corrnoise.records import Run
 from corrnoise.report import alternatives, mechanism, statement, training
+from corrnoise.report.audits import audited
 from corrnoise.report.evidence import Evidence
 from corrnoise.report.header import header, title
 from corrnoise.report.kit import style
@@ -21,7 +23,9 @@ from corrnoise.report.kit.markup import carried_data, data, joined, tag
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def html(plan: Plan | None = None, runs: Sequence[Run] = ()) -> Markup:
+def html(
+    plan: Plan | None = None, runs: Sequence[Run] = (), audits: Sequence[Audit] = ()
+) -> Markup:
     """The page of a plan, or of a run and those that it is compared with.
 
     It opens from disk, loads no other file and runs no script. Every number comes from the plan and
@@ -31,6 +35,7 @@ def html(plan: Plan | None = None, runs: Sequence[Run] = ()) -> Markup:
     Args:
         plan: a plan; the first run's by default.
         runs: the run that the page is about, then those to compare it with.
+        audits: of the plan, at one δ or several.
 
     >>> import corrnoise as cn
     >>> plan = cn.plan(num_examples=1000, batch_size=100, epochs=2, epsilon=4, delta=1e-6,
@@ -56,6 +61,7 @@ def html(plan: Plan | None = None, runs: Sequence[Run] = ()) -> Markup:
         mechanism.noise(evidence),
         alternatives.memory(evidence),
         statement.spending(evidence),
+        audited(audits) if audits else None,
         alternatives.considered(evidence),
         statement.verifying(evidence),
     )
@@ -71,10 +77,15 @@ def html(plan: Plan | None = None, runs: Sequence[Run] = ()) -> Markup:
     return joined([Markup("<!doctype html>\n"), tag("html", head, body, lang="en"), "\n"])
 
 
-def write(path: str | Path, plan: Plan | None = None, runs: Sequence[Run] = ()) -> Path:
+def write(
+    path: str | Path,
+    plan: Plan | None = None,
+    runs: Sequence[Run] = (),
+    audits: Sequence[Audit] = (),
+) -> Path:
     """Write ``html`` to a file, whole or not at all, and return its path."""
     target = Path(path)
-    _files.write(target, html(plan, runs))
+    _files.write(target, html(plan, runs, audits))
     return target
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from corrnoise.accounting import Draws, Estimate, bins, certain, certificates, gaussian
 from corrnoise.accounting.bins import Bins
@@ -17,7 +18,7 @@ from corrnoise.noise import Key
 from corrnoise.participation import Participation
 from corrnoise.samplings.batches import Batches, random_words
 from corrnoise.samplings.calibration import Calibration
-from corrnoise.samplings.sampling import Sampling, delta_rounded_up
+from corrnoise.samplings.sampling import Array, Sampling, by_batch, delta_rounded_up
 from corrnoise.workloads import Workload
 
 
@@ -129,6 +130,19 @@ class BallsInBins(Sampling):
             return None
         most = gaussian.mu(epsilon + math.log(b), b * delta)
         return lower_bound(workload, participation) / most
+
+    def log_ratio(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        precision: Array,
+        outputs: Array,
+        taken: npt.NDArray[np.bool_],
+        means: Array | None = None,
+    ) -> Array:
+        """The mean over the bins: nobody knows the bin."""
+        ratios = by_batch(participation, precision, outputs, means)
+        return np.logaddexp.reduce(ratios, axis=0) - math.log(participation.min_sep)
 
     def batches(
         self,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from corrnoise import _extras
 from corrnoise.accounting import gaussian
@@ -15,7 +16,7 @@ from corrnoise.noise import Key
 from corrnoise.participation import Participation
 from corrnoise.samplings.batches import Batches, Indices, random_words
 from corrnoise.samplings.calibration import Calibration
-from corrnoise.samplings.sampling import Sampling
+from corrnoise.samplings.sampling import Array, Sampling, by_batch
 from corrnoise.workloads import Workload
 
 
@@ -88,6 +89,20 @@ class Fixed(Sampling):
     def event(self, calibration: Calibration) -> Any:
         """The run as a Gaussian event."""
         return _extras.load("dp_accounting").GaussianDpEvent(1.0 / calibration.mu)
+
+    def log_ratio(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        precision: Array,
+        outputs: Array,
+        taken: npt.NDArray[np.bool_],
+        means: Array | None = None,
+    ) -> Array:
+        """Everyone knows the part that has the example."""
+        ratios = by_batch(participation, precision, outputs, means)
+        part = np.argmax(taken[: participation.min_sep], axis=0)
+        return ratios[part, np.arange(outputs.shape[1])]
 
     def batches(
         self,

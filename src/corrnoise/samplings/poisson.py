@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from corrnoise.accounting import Draws, gaussian, pld
 from corrnoise.mechanisms import Mechanism
@@ -23,7 +24,7 @@ from corrnoise.noise import Key
 from corrnoise.participation import Participation
 from corrnoise.samplings.batches import Batches, Indices, random_words
 from corrnoise.samplings.calibration import Calibration
-from corrnoise.samplings.sampling import Sampling, require
+from corrnoise.samplings.sampling import Array, Sampling, require
 
 # The relative error of an estimate of the noise.
 _ROUGH = 5e-3
@@ -101,6 +102,29 @@ class CyclicPoisson(Sampling):
         """The run as composed Poisson-sampled Gaussian events."""
         part = calibration.participation
         return _event(calibration.mechanism, part, calibration.noise_multiplier, part.num_steps)
+
+    def log_ratio(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        precision: Array,
+        outputs: Array,
+        taken: npt.NDArray[np.bool_],
+        means: Array | None = None,
+    ) -> Array:
+        """Independent steps in a group, and the mean over the groups.
+
+        Columns of C of one group do not overlap, so that their steps are independent given the
+        group. The inner products of others, which a fitted ``precision`` may have, are left out.
+        """
+        b, p = participation.min_sep, mechanism.strategy_bands
+        q, n = p / b, participation.num_steps
+        # The log-likelihood ratio of each step being taken.
+        steps = precision @ outputs - 0.5 * np.diag(precision)[:, None]
+        if q < 1.0:
+            steps = np.logaddexp(math.log1p(-q), math.log(q) + steps)
+        groups = np.stack([steps[group:n:p].sum(axis=0) for group in range(p)])
+        return np.logaddexp.reduce(groups, axis=0) - math.log(p)
 
     def batches(
         self,

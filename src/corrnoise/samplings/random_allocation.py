@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from corrnoise.accounting import composed
 from corrnoise.mechanisms import Mechanism
@@ -14,7 +16,7 @@ from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
 from corrnoise.participation import Participation
 from corrnoise.samplings.batches import Batches, Indices, random_words
-from corrnoise.samplings.sampling import Sampling
+from corrnoise.samplings.sampling import Array, Sampling
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,27 @@ class RandomAllocation(Sampling):
         """The least noise multiplier with which a run is (ε, δ)-DP, or slightly more."""
         n, b = participation.num_steps, participation.min_sep
         return composed.noise(b, n, epsilon, delta) * mechanism.column_norm
+
+    def log_ratio(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        precision: Array,
+        outputs: Array,
+        taken: npt.NDArray[np.bool_],
+        means: Array | None = None,
+    ) -> Array:
+        """Independent epochs, and in each the mean over its b steps; those beyond the end are 1.
+
+        Steps are independent. The inner products of others, which a fitted ``precision`` may have,
+        are left out.
+        """
+        n, b = participation.num_steps, participation.min_sep
+        steps = precision @ outputs - 0.5 * np.diag(precision)[:, None]
+        whole = np.zeros((-(-n // b) * b, steps.shape[1]))
+        whole[:n] = steps
+        epochs = whole.reshape(-1, b, steps.shape[1])
+        return np.sum(np.logaddexp.reduce(epochs, axis=1) - math.log(b), axis=0)
 
     def batches(
         self,

@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from corrnoise.accounting import gaussian, roots
 from corrnoise.accounting.certificates import Draws
 from corrnoise.mechanisms import Mechanism
@@ -24,6 +27,8 @@ from corrnoise.participation import Participation
 from corrnoise.samplings.batches import Batches
 from corrnoise.samplings.calibration import Calibration
 from corrnoise.workloads import Workload
+
+Array = npt.NDArray[np.float64]
 
 # The relative rounding toward privacy: more than the arithmetic error.
 _ROUNDING = 1e-12
@@ -200,6 +205,36 @@ class Sampling(ABC):
             "event of sampling='fixed' with the same noise, which is weaker but valid"
         )
 
+    def log_ratio(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        precision: Array,
+        outputs: Array,
+        taken: npt.NDArray[np.bool_],
+        means: Array | None = None,
+    ) -> Array:
+        """The log-likelihood ratio of what a run released, with one example against without it.
+
+        An audit guesses by it. In a direction in which no other example has a gradient and this one
+        has gradient 1, a run releases x = π + noise with the example and noise without it; π has a
+        one at each step that takes it, or is random where the batches are secret.
+
+        Args:
+            mechanism: the mechanism of the run.
+            participation: n, b, k.
+            precision: the inverse of the covariance of the noise over the steps, n × n.
+            outputs: x of m examples, n × m.
+            taken: whether each step's batch has the example, n × m; read only where batches are
+                public.
+            means: what to expect in place of π, b × n, for each batch of the first epoch that may
+                have the example; where batches are not a fixed cycle it is not used.
+        """
+        raise ValueError(
+            f"sampling={self.name!r} has no likelihood ratio, so that its runs cannot be audited; "
+            "define Sampling.log_ratio"
+        )
+
     # Batches.
 
     def rate(self, participation: Participation) -> Fraction:
@@ -290,3 +325,14 @@ def delta_rounded_up(delta: float) -> float:
     if math.isnan(delta):
         raise ArithmeticError("δ is not a number")
     return min(max(delta * (1.0 + _ROUNDING), sys.float_info.min), 1.0)
+
+
+def by_batch(
+    participation: Participation, precision: Array, outputs: Array, means: Array | None
+) -> Array:
+    """The log-likelihood ratios given the batch of the first epoch, b × m, where batches repeat."""
+    n, b = participation.num_steps, participation.min_sep
+    usual = (np.arange(n)[None, :] % b == np.arange(b)[:, None]).astype(np.float64)
+    expected = usual if means is None else means
+    weights = expected @ precision
+    return weights @ outputs - 0.5 * np.sum(weights * expected, axis=1)[:, None]

@@ -14,12 +14,14 @@ from torch.utils.data import DataLoader
 
 from corrnoise import _checks as checks
 from corrnoise._progress import Progress
+from corrnoise.auditing import Audit
 from corrnoise.mechanisms import Mechanism
 from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Statement
 from corrnoise.samplings import Sampling
 from corrnoise.torch import accelerated, checkpoint, opacus, resume
+from corrnoise.torch.audit import audit
 from corrnoise.torch.captured import CapturedStep, usual_size
 from corrnoise.torch.loader import check_loader
 from corrnoise.torch.one_pass import OnePassSums
@@ -285,6 +287,38 @@ class PrivacyEngine:
             ValueError: it is not, or the mode is one of Opacus's.
         """
         self._own_sums.check_loss(loss, batch)
+
+    def audit(
+        self,
+        *,
+        num_canaries: int = 50_000,
+        delta: float | None = None,
+        confidence: float = 0.999,
+        seed: int = 0,
+    ) -> Audit:
+        """What canaries show about ε of this run's plan: a lower bound, beside the claim.
+
+        It is a run of its own, with a dataset of canaries, a key of its own, and the plan, clip
+        norm and device of this one; nothing of this run is touched. Each canary is an example with
+        a gradient in a direction of its own, in or out by a fair coin. See ``corrnoise.auditing``.
+
+        Args:
+            num_canaries: the least number of them; the bound grows with its logarithm.
+            delta: where ε is claimed and bounded; the plan's by default.
+            confidence: the probability that the bound is below the engine's ε.
+            seed: of coins, noise and batches.
+        """
+        run = self._started
+        return audit(
+            run.plan,
+            make_engine=lambda key: type(self)(key=key),
+            num_canaries=num_canaries,
+            clip_norm=run.clip_norm,
+            delta=delta,
+            confidence=confidence,
+            seed=seed,
+            device=run.step.sums.params[0].device,
+        )
 
     @property
     def plan(self) -> Plan:

@@ -235,6 +235,11 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
 _RELEASED: dict[str, str] = {}
 
 
+def forget(key: Key) -> None:
+    """Let another run of this process use a key that protected nothing: that of an audit."""
+    _RELEASED.pop(key.fingerprint, None)
+
+
 def _agreed_key(source: object, ledger: Path | None, processes: Processes) -> tuple[Key, str]:
     """The key and the name of the run, the same in all processes."""
 

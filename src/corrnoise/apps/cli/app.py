@@ -9,11 +9,13 @@ import typer
 from corrnoise._version import __version__
 from corrnoise.apps.cli import options
 from corrnoise.apps.cli.account import account
+from corrnoise.apps.cli.audit import audit
 from corrnoise.apps.cli.bench import bench
 from corrnoise.apps.cli.compare import compare
 from corrnoise.apps.cli.plan import plan
 from corrnoise.apps.cli.reproduce import reproduce
 from corrnoise.apps.cli.train import train
+from corrnoise.apps.cli.verify import verify
 
 # Plain help: quick, the same on a terminal and in a pipe, and with examples that can be copied.
 app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,6 +23,8 @@ app.command()(plan)
 app.command()(compare)
 app.command()(account)
 app.command()(train)
+app.command()(verify)
+app.command()(audit)
 app.command()(reproduce)
 app.command()(bench)
 

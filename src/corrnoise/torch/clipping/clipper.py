@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from corrnoise.torch.clipping.parts import Direct, Factors, Part, bound, together
 from corrnoise.torch.clipping.recorder import Call, Recorder
-from corrnoise.torch.placement import local
 from corrnoise.torch.clipping.views import grouped
+from corrnoise.torch.placement import local
 
 # Of all tensors in a few launches; torch has no public name for it.
 _add_to_all: Any = torch._foreach_add_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]

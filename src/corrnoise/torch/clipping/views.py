@@ -30,9 +30,7 @@ def grouped(part: Part, views: int) -> Part:
     if isinstance(part, Outer):
         return Outer(_joined(part.left, views), _joined(part.right, views), part.shape)
     if isinstance(part, Rows):
-        return Rows(
-            _joined(part.index, views), _joined(part.values, views), part.shape, part.padding
-        )
+        return Rows(_joined(part.index, views), _joined(part.values, views), part.shape)
     return _Grouped(part, views)
 
 

@@ -1,0 +1,255 @@
+r"""From what canaries released to a lower bound on ε.
+
+A canary is an example whose gradient is one direction of its own, clipped to norm 1 (in units of
+the clip norm). In that direction a run releases a vector x of n numbers. If the canary is out,
+x = σC⁻¹z, with covariance Σ = σ²C⁻¹C⁻ᵀ; if it is in, x = π + σC⁻¹z, where π has a one at every step
+that takes the canary. For one π the logarithm of the likelihood ratio is πᵀΣ⁻¹x - πᵀΣ⁻¹π/2, and a
+sampling averages the ratio over the π that it may draw (``Sampling.log_ratio``). No guess beats a
+threshold on it, so for a correct engine it is the best statistic.
+
+An engine that is wrong may release something else. So the canaries are divided at random:
+
+* a tenth of them *fits* what the engine does: the covariance of x where the canary is out, and the
+  mean of x where it is in, for each batch of the first epoch;
+* a fifth of them *chooses* a statistic, a guess and a threshold. The statistics are the likelihood
+  ratio as claimed; the same as fitted, and the largest entry of Cx, which finds noise that was cut
+  off, where they promise clearly more;
+* the others are counted, once. What was fitted and chosen does not depend on them.
+
+The bound has its confidence for every engine whose outputs in different directions are independent,
+as those of a right engine are. So a bound above the claim refutes, at this confidence, that the
+engine is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise import _checks as checks
+from corrnoise.auditing.audit import Audit
+from corrnoise.auditing.bounds import Counts, lower_bounds
+from corrnoise.samplings import Calibration
+
+Array = npt.NDArray[np.float64]
+Truths = npt.NDArray[np.bool_]
+Score = Callable[[npt.NDArray[np.int64]], Array]
+
+_FIT, _CHOOSE = 0.1, 0.2
+# Thresholds that are tried for each statistic and guess.
+_THRESHOLDS = 400
+# What another statistic must promise more than the one before it.
+_MARGIN = 0.1
+# A mean is taken as fitted where it is this many standard errors from what is expected.
+_DEVIATION = 5.0
+# A fit needs this many canaries for each step.
+_CANARIES_PER_STEP = 10
+# The least variance of a fit, relative to the largest: for noise that repeats itself.
+_LEAST_VARIANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """What a run of canaries released.
+
+    Attributes:
+        outputs: what was released at each step in the direction of each canary, n × m, in units of
+            the clip norm and before any division.
+        taken: whether the step's batch has the canary, n × m, whether it is in or out.
+        present: whether the canary is in; from fair coins that depend on nothing else.
+    """
+
+    outputs: npt.NDArray[np.float32]
+    taken: Truths
+    present: Truths
+
+    def __post_init__(self) -> None:
+        shape = self.outputs.shape
+        if self.taken.shape != shape or self.present.shape != shape[1:]:
+            raise ValueError(
+                f"outputs and taken must be n × m and present m, got {shape}, {self.taken.shape} "
+                f"and {self.present.shape}"
+            )
+
+
+def judge(
+    calibration: Calibration,
+    canaries: Canaries,
+    *,
+    claim: float | None = None,
+    delta: float | None = None,
+    confidence: float = 0.999,
+    seed: int = 0,
+) -> Audit:
+    """The ε that canaries show, beside the claim.
+
+    Args:
+        calibration: what was claimed: mechanism, noise, sampling, ε and δ.
+        canaries: what was released.
+        claim: the ε claimed at ``delta``; the calibration's own by default.
+        delta: δ of claim and bound; the calibration's by default.
+        confidence: the probability that the bound is below the engine's ε.
+        seed: of the division into three parts.
+    """
+    confidence = checks.probability("confidence", confidence)
+    delta = calibration.delta if delta is None else checks.probability("delta", delta)
+    m = canaries.outputs.shape[1]
+    order = np.random.default_rng(seed).permutation(m)
+    fit, choose, count = np.split(order, [int(_FIT * m), int((_FIT + _CHOOSE) * m)])
+    present = canaries.present
+    best: tuple[float, str, Score, Literal["in", "out"], float] | None = None
+    size = int(np.count_nonzero(present[count])), int(np.count_nonzero(~present[count]))
+    for name, score in _statistics(calibration, canaries, fit):
+        values = score(choose)
+        for guess in ("in", "out"):
+            found, threshold = _threshold(values, present[choose], guess, size, delta, confidence)
+            if best is None or found > best[0] + (_MARGIN if best[1] != name else 0.0):
+                best = (found, name, score, guess, threshold)
+    assert best is not None
+    _, name, score, guess, threshold = best
+    counts = _counts(score(count), present[count], guess, threshold)
+    bound = lower_bounds(
+        np.array([counts.hits]),
+        counts.trials,
+        np.array([counts.alarms]),
+        counts.others,
+        delta,
+        confidence,
+    )
+    return Audit(
+        claim=calibration.epsilon if claim is None else claim,
+        lower_bound=float(bound[0]),
+        delta=delta,
+        confidence=confidence,
+        num_canaries=m,
+        statistic=name,
+        guess=guess,
+        counts=counts,
+        mechanism=repr(calibration.mechanism),
+        sampling=calibration.sampling.name,
+        num_steps=calibration.participation.num_steps,
+        noise_multiplier=calibration.noise_multiplier,
+    )
+
+
+def _statistics(
+    calibration: Calibration, canaries: Canaries, fit: npt.NDArray[np.int64]
+) -> list[tuple[str, Score]]:
+    """The statistics by name, each a function of the indices of canaries."""
+    c = calibration
+    n, sigma = c.participation.num_steps, c.noise_multiplier
+    # C/σ, which makes the noise white
+    white = np.linalg.inv(c.mechanism.noising_matrix(n)) / sigma
+
+    def ratio(precision: Array, means: Array | None) -> Score:
+        def score(chosen: npt.NDArray[np.int64]) -> Array:
+            parts = np.array_split(chosen, 1 + len(chosen) // 20_000)
+            return np.concatenate(
+                [
+                    c.sampling.log_ratio(
+                        c.mechanism,
+                        c.participation,
+                        precision,
+                        canaries.outputs[:, part].astype(np.float64),
+                        canaries.taken[:, part],
+                        means,
+                    )
+                    for part in parts
+                ]
+            )
+
+        return score
+
+    def largest(chosen: npt.NDArray[np.int64]) -> Array:
+        return np.max(white @ canaries.outputs[:, chosen], axis=0)
+
+    found: list[tuple[str, Score]] = [
+        ("the likelihood ratio as claimed", ratio(white.T @ white, None)),
+        ("the largest step", largest),
+    ]
+    out = fit[~canaries.present[fit]]
+    if len(out) >= _CANARIES_PER_STEP * n:
+        x = canaries.outputs[:, out].astype(np.float64)
+        values, vectors = np.linalg.eigh(x @ x.T / len(out))
+        values = np.maximum(values, _LEAST_VARIANCE * values[-1])
+        precision = (vectors / values) @ vectors.T
+        spread = np.sqrt(np.mean(x * x, axis=1))
+        means = _means(c.participation.min_sep, canaries, fit[canaries.present[fit]], spread)
+        found.append(("the likelihood ratio as fitted", ratio(precision, means)))
+    return found
+
+
+def _means(
+    num_bins: int, canaries: Canaries, chosen: npt.NDArray[np.int64], spread: Array
+) -> Array:
+    """The mean outputs of canaries that are in, by the batch of the first epoch that has them.
+
+    Entries are the expected ones, 0 and 1, unless the data clearly say otherwise.
+    """
+    n = len(spread)
+    steps = np.arange(n)
+    means = (steps[None, :] % num_bins == np.arange(num_bins)[:, None]).astype(np.float64)
+    first = first_taken(canaries.taken[:, chosen], num_bins)
+    for j in range(num_bins):
+        own = chosen[first == j]
+        if len(own) < _CANARIES_PER_STEP:
+            continue
+        found = np.mean(canaries.outputs[:, own], axis=1)
+        far = np.abs(found - means[j]) > _DEVIATION * spread / np.sqrt(len(own))
+        means[j, far] = found[far]
+    return means
+
+
+def first_taken(taken: Truths, num_bins: int) -> npt.NDArray[np.int64]:
+    """The first step of the first epoch whose batch has each canary; -1 where none has."""
+    head = taken[:num_bins]
+    return np.where(head.any(axis=0), np.argmax(head, axis=0), -1)
+
+
+def _threshold(
+    values: Array,
+    present: Truths,
+    guess: Literal["in", "out"],
+    size: tuple[int, int],
+    delta: float,
+    confidence: float,
+) -> tuple[float, float]:
+    """The bound to expect of as many canaries as will be counted, and the threshold that has it."""
+    signed, right = (values, present) if guess == "in" else (-values, ~present)
+    trials, others = size if guess == "in" else size[::-1]
+    quantiles = 1.0 - np.geomspace(1.0 / len(values), 0.999, _THRESHOLDS)
+    candidates = np.unique(np.quantile(signed, quantiles))
+    hits = _above(signed[right], candidates) / max(np.count_nonzero(right), 1)
+    # One alarm more: where there were none by luck, there will be some.
+    alarms = (_above(signed[~right], candidates) + 1) / (np.count_nonzero(~right) + 1)
+    found = lower_bounds(
+        np.floor(hits * trials).astype(np.int64),
+        trials,
+        np.ceil(alarms * others).astype(np.int64),
+        others,
+        delta,
+        confidence,
+    )
+    best = int(np.argmax(found))
+    return float(found[best]), float(candidates[best])
+
+
+def _above(values: Array, thresholds: Array) -> npt.NDArray[np.int64]:
+    return len(values) - np.searchsorted(np.sort(values), thresholds, side="right")
+
+
+def _counts(
+    values: Array, present: Truths, guess: Literal["in", "out"], threshold: float
+) -> Counts:
+    signed, right = (values, present) if guess == "in" else (-values, ~present)
+    guessed = signed > threshold
+    return Counts(
+        hits=int(np.count_nonzero(guessed & right)),
+        trials=int(np.count_nonzero(right)),
+        alarms=int(np.count_nonzero(guessed & ~right)),
+        others=int(np.count_nonzero(~right)),
+    )

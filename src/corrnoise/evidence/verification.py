@@ -1,0 +1,270 @@
+"""``verify``: from the files of a run, every number again, and whether the files agree.
+
+The files of a run repeat each other: the plan is in the run file, in the header of the ledger and
+in the report; the statement is in the run file, as text, and on the report's page. Each copy is
+compared with the others, and every number that follows from others is computed again: the price of
+the noise, the sensitivity, the ε of the steps that were released, the errors, the text of the
+statement and the page of the report.
+
+What this cannot see without the key is named in the verdict: whether the ledger's own lines are
+those that the run wrote. With the key their codes are checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from corrnoise import _checks as checks
+from corrnoise._rounding import rounded_up
+from corrnoise.evidence import ledgers
+from corrnoise.evidence.findings import ROUNDING, Findings, Verdict
+from corrnoise.noise import Key
+from corrnoise.planning import Plan
+from corrnoise.records import Run, Statement
+from corrnoise.records.run import check_checksum
+from corrnoise.records.statement import versions
+
+# How far an ε that was certified by another version's draws may be from one of this version's.
+_OTHER_DRAWS = 0.02
+_REPORT, _TEXT = "report.html", "statement.txt"
+
+
+def verify(
+    folder: str | os.PathLike[str], *, keys: Sequence[str | os.PathLike[str]] = ()
+) -> Verdict:
+    """Check the files of a run against each other, and compute every number again.
+
+    Args:
+        folder: what ``corrnoise train --out`` wrote, or any folder with some of: ``run.json`` or
+            ``run-*.json``, ``ledger`` (of other ranks too), ``statement.txt``, ``report.html``.
+        keys: the key files of the runs, to check the codes of the ledgers.
+
+    Returns:
+        the verdict; ``holds`` says whether every check was passed.
+
+    Raises:
+        ValueError: the folder has none of these files.
+    """
+    place, found = Path(folder), Findings()
+    run_files = _run_files(place)
+    # Runs that were compared have a folder each, with the name of the run.
+    labels = [path.stem.removeprefix("run-") for path in run_files if path.stem != "run"]
+    books = [b for b in (place / "ledger", *(place / n / "ledger" for n in labels)) if b.exists()]
+    page, text = place / _REPORT, place / _TEXT
+    if not run_files and not books:
+        raise ValueError(
+            f"folder must have a run file (run.json) or a ledger, got {str(place)!r} with neither; "
+            "give the folder of corrnoise train --out"
+        )
+    secrets = [Key.load(path) for path in keys]
+    read: dict[Path, Run] = {}
+    for path in run_files:
+        run = _run(path, found)
+        if run is not None:
+            read[path] = run
+    claimed: set[Path] = set()
+    for path, run in read.items():
+        own = [b for b in books if len(run_files) == 1 or b.parent.name == run.label]
+        claimed.update(own)
+        if not own:
+            found.unchecked("ledger", "the released steps", f"no ledger of {run.label!r} is here")
+        for book in own:
+            ledgers.check(book, place, run, secrets, found)
+        _check_numbers(path.name, run, found)
+    for book in books:
+        if book not in claimed:
+            ledgers.check(book, place, None, secrets, found)
+    known = {key.fingerprint for key in secrets} - ledgers.fingerprints(books)
+    if known:
+        found.differs("key", "every key belongs to a ledger", f"none has {', '.join(known)}")
+    _check_text(text, list(read.values()), found)
+    _check_page(page, list(read.values()), found)
+    return Verdict(str(place), tuple(found.found))
+
+
+def runs(folder: str | os.PathLike[str]) -> list[Run]:
+    """The runs whose files are in a folder; ``verify`` says whether they can be believed."""
+    return [Run.from_json(path.read_text(encoding="utf-8")) for path in _run_files(Path(folder))]
+
+
+def _run_files(place: Path) -> list[Path]:
+    return sorted([*place.glob("run.json"), *place.glob("run-*.json")])
+
+
+def _run(path: Path, found: Findings) -> Run | None:
+    """The run of a file, if it can be read, with the fields that readers skip compared."""
+    name = path.name
+
+    def opened() -> tuple[dict[str, Any], Run]:
+        text = path.read_text(encoding="utf-8")
+        data = check_checksum(checks.parsed("run", text))
+        return data, Run.from_dict(data)
+
+    made = found.attempt(name, "format versions, checksum, fields and their types", opened)
+    if made is None:
+        return None
+    data, run = made
+    found.same(name, "fields that follow from others", data, run.to_dict(), rel=ROUNDING)
+    return run
+
+
+def _check_numbers(name: str, run: Run, found: Findings) -> None:
+    """Price the plan, and compute the statement and the records again."""
+    plan, stated = run.plan, run.statement
+    c = plan.calibration
+    budget = f"ε = {rounded_up(c.epsilon)} at δ = {rounded_up(c.delta, 3)}, {c.assurance}"
+    # A copy, since a plan that this process made is not verified again.
+    copy = dataclasses.replace(plan)
+    found.attempt(name, "plan: noise gives ε at δ", copy.verified, budget)
+    _check_plan(name, plan, found)
+    _check_statement(name, run, found)
+    taken = [record.step for record in run.records]
+    ordered = all(a < b for a, b in itertools.pairwise(taken))
+    if not ordered or (taken and taken[-1] != stated.steps_taken):
+        found.differs(
+            name,
+            "records: steps",
+            f"must increase to the {stated.steps_taken} steps released, got {taken[-3:]} at last",
+        )
+    else:
+        found.holds(name, "records: steps", f"{len(taken)}, the last after {stated.steps_taken}")
+    facts = {
+        "data.num_train": (run.data.get("num_train"), plan.num_examples),
+        "model.num_parameters": (run.model.get("num_parameters"), stated.num_parameters),
+        "settings.clip_norm": (run.settings.get("clip_norm"), stated.clip_norm),
+        "settings.model": (run.settings.get("model"), run.model.get("name")),
+    }
+    own = {name: one for name, (one, other) in facts.items() if None not in (one, other)}
+    found.same(name, "data, model, settings", own, {name: facts[name][1] for name in own})
+
+
+def _check_plan(name: str, plan: Plan, found: Findings) -> None:
+    """Compare a plan's other numbers with those that follow from its calibration."""
+    c = plan.calibration
+    least = c.sampling.least_error(c.mechanism.workload, c.participation, c.epsilon, c.delta)
+    if plan.lower_bound is not None:
+        found.same(
+            name,
+            "plan: lower bound of the error",
+            plan.lower_bound,
+            least,
+            f"{least:.6g}",
+            ROUNDING,
+        )
+    chosen = plan.chosen
+    if chosen is not None:
+        stated = (chosen.name, chosen.noise_multiplier, chosen.error, chosen.kind, chosen.scheme)
+        own = (c.mechanism.name, c.noise_multiplier, c.error, c.kind, plan.scheme)
+        found.same(name, "plan: the chosen alternative", list(stated), list(own), rel=ROUNDING)
+        errors = [each.error for each in plan.alternatives if each.error is not None]
+        proven = [a for a in plan.alternatives if not a.reason and a.kind != "estimate"]
+        best = min((a.error for a in proven if a.error is not None), default=None)
+        if errors != sorted(errors) or best is None or best < c.error * (1.0 - ROUNDING):
+            found.differs(
+                name, "plan: alternatives", "must be sorted by error, with the least one chosen"
+            )
+        else:
+            found.holds(name, "plan: alternatives", f"{len(plan.alternatives)}, in order")
+
+
+def _check_statement(name: str, run: Run, found: Findings) -> None:
+    """Compute every field of the statement again, and the ε of every record."""
+    plan, stated = run.plan, run.statement
+    c = plan.calibration
+    source = f"ChaCha{plan.rounds} keystream, Box-Muller"
+    if stated.num_parameters is None:
+        source = "torch.normal, not cryptographic"
+
+    def spent() -> list[float]:
+        return [c.spent(step) for step in steps]
+
+    steps = [stated.steps_taken, *(r.step for r in run.records if r.epsilon is not None)]
+    spendings = found.attempt(name, "ε of the steps released can be computed", spent)
+    if spendings is None:
+        return
+    again = Statement.of(
+        plan,
+        clip_norm=stated.clip_norm,
+        steps_taken=stated.steps_taken,
+        epsilon=spendings[0],
+        noise_source=source,
+        key_fingerprint=stated.key_fingerprint,
+        run_id=stated.run_id,
+        publishes=stated.publishes,
+        num_parameters=stated.num_parameters,
+    )
+    own, other = stated.to_dict(), again.to_dict()
+    made, here = own.pop("versions"), other.pop("versions")
+    elsewhere = {k: v for k, v in made.items() if here.get(k, v) != v}
+    drawn = c.kind == "certified" and elsewhere
+    close = _OTHER_DRAWS if drawn else ROUNDING
+    stated_spending = [
+        own.pop("epsilon"),
+        *(r.epsilon for r in run.records if r.epsilon is not None),
+    ]
+    other.pop("epsilon")
+    detail = (
+        f"sensitivity {rounded_up(again.sensitivity, 6)}, noise "
+        f"{rounded_up(again.noise_multiplier, 6)}, δ {rounded_up(again.delta, 3)}"
+    )
+    found.same(name, "statement: every field", own, other, detail, ROUNDING)
+    shown = f"{rounded_up(spendings[0])} after {stated.steps_taken} of {plan.num_steps} steps"
+    found.same(name, "statement and records: ε", stated_spending, spendings, shown, close)
+    if elsewhere:
+        words = ", ".join(f"{k} {v} (here {here[k]})" for k, v in elsewhere.items())
+        found.unchecked(name, "the same software", f"the run had {words}")
+
+
+def _check_text(path: Path, runs: Sequence[Run], found: Findings) -> None:
+    if not path.exists():
+        found.unchecked(path.name, "text of the statement", "not here")
+    elif runs:
+        text = path.read_bytes().decode(errors="replace")
+        texts = [run.statement.to_text() for run in runs]
+        if text in texts:
+            found.holds(path.name, "text of the statement in the run file")
+            return
+        lines = zip(text.splitlines(), texts[0].splitlines(), strict=False)
+        other = next(
+            (f"{a.strip()!r}, expected {b.strip()!r}" for a, b in lines if a != b), "length"
+        )
+        found.differs(path.name, "text of the statement in the run file", other)
+
+
+def _check_page(path: Path, runs: Sequence[Run], found: Findings) -> None:
+    """Make the page of the report again from the runs, and compare."""
+    if not path.exists():
+        found.unchecked(path.name, "page of the runs", "not here")
+        return
+    try:
+        from corrnoise import report
+    except ModuleNotFoundError as missing:
+        found.unchecked(path.name, "page of the runs", str(missing))
+        return
+    plan = found.attempt(path.name, "the plan that the page carries", lambda: report.read(path))
+    if plan is None or not runs:
+        return
+    first = [run for run in runs if run.plan == plan]
+    if not first:
+        found.same(path.name, "the plan of the run file", plan.to_dict(), runs[0].plan.to_dict())
+        return
+    found.holds(path.name, "the plan of the run file", "to the last digit")
+    made, here = first[0].statement.versions, versions()
+    changed = [k for k in ("corrnoise", "numpy", "scipy") if made.get(k) not in (None, here.get(k))]
+    if changed:
+        words = ", ".join(f"{k} {made[k]}" for k in changed)
+        found.unchecked(path.name, "every number of the page", f"it was made by {words}")
+        return
+    ordered = [first[0], *(run for run in runs if run is not first[0])]
+    own, again = path.read_text(encoding="utf-8"), str(report.html(runs=ordered))
+    if own == again:
+        found.holds(path.name, "every number of the page, made again")
+        return
+    at = next((i for i, (a, b) in enumerate(zip(own, again, strict=False)) if a != b), len(again))
+    words = f"character {at}: {own[at - 20 : at + 30]!r}, expected {again[at - 20 : at + 30]!r}"
+    found.differs(path.name, "every number of the page, made again", words)

@@ -1,0 +1,193 @@
+"""An audit of an engine: canaries through its own batches, clipping, noise and filter.
+
+The dataset of an audit is made of canaries alone. Its model is one row of weights, and the gradient
+of canary i is a multiple of direction i, longer than the clip norm, so that it is clipped; a canary
+that is out has the gradient 0, as an empty example has. Everything else is what a run of the plan
+does: ``PrivacyEngine.make_private`` with the plan's calibration, its loader, its steps. What the
+optimizer gets is what was released.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from corrnoise import _checks as checks
+from corrnoise.auditing import Audit, Canaries, judge
+from corrnoise.noise import Key
+from corrnoise.planning import Plan
+from corrnoise.planning.verification import trust
+from corrnoise.samplings import account
+from corrnoise.torch import setup
+
+Row = tuple[torch.Tensor, torch.Tensor]
+
+# The norm of a canary's gradient before clipping, over the clip norm.
+_LENGTH = 4.0
+# Steps times canaries: what is kept in memory, in float32.
+_MOST_OUTPUTS = 1 << 31
+_MOST_STEPS = 4096
+
+
+def audit(
+    plan: Plan,
+    *,
+    make_engine: Any,
+    num_canaries: int = 50_000,
+    clip_norm: float = 1.0,
+    delta: float | None = None,
+    confidence: float = 0.999,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> Audit:
+    """A lower bound on the ε of the engine, beside what the plan claims; see ``judge``.
+
+    Args:
+        plan: the claim. Only its calibration is used; the dataset is one of canaries.
+        make_engine: from a key to a ``PrivacyEngine``.
+        num_canaries: the least number of them; the bound grows with its logarithm.
+        clip_norm: C.
+        delta: where ε is claimed and bounded; the plan's by default.
+        confidence: of the bound.
+        seed: of coins, noise and batches; an audit has no secret.
+        device: of the model.
+    """
+    (found,) = audits(
+        plan,
+        (plan.delta if delta is None else delta,),
+        make_engine=make_engine,
+        num_canaries=num_canaries,
+        clip_norm=clip_norm,
+        confidence=confidence,
+        seed=seed,
+        device=device,
+    )
+    return found
+
+
+def audits(
+    plan: Plan,
+    deltas: Sequence[float],
+    *,
+    make_engine: Any,
+    num_canaries: int = 50_000,
+    clip_norm: float = 1.0,
+    confidence: float = 0.999,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> list[Audit]:
+    """``audit`` for several δ from one run of canaries; each bound has its own confidence."""
+    c = plan.verified().calibration
+    claims = [
+        c.epsilon
+        if delta == c.delta
+        else account(
+            c.mechanism,
+            c.participation,
+            noise_multiplier=c.noise_multiplier,
+            delta=delta,
+            sampling=c.sampling,
+        ).epsilon
+        for delta in deltas
+    ]
+    released = run_canaries(
+        plan, make_engine, num_canaries=num_canaries, clip_norm=clip_norm, seed=seed, device=device
+    )
+    return [
+        judge(c, released, claim=claim, delta=delta, confidence=confidence, seed=seed)
+        for claim, delta in zip(claims, deltas, strict=True)
+    ]
+
+
+def run_canaries(
+    plan: Plan,
+    make_engine: Any,
+    *,
+    num_canaries: int,
+    clip_norm: float = 1.0,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> Canaries:
+    """Train on canaries by the plan, and return what was released."""
+    n, b = plan.num_steps, plan.participation.min_sep
+    checks.integer("num_steps of an audited plan", n, 1, _MOST_STEPS, "audit a shorter plan")
+    wanted = checks.integer("num_canaries", num_canaries, 100)
+    checks.integer("num_canaries times num_steps", wanted * n, 100, _MOST_OUTPUTS)
+    m = -(-wanted // b) * b
+    # Where everyone knows the batch of an example, all canaries are in the first: a run that ends
+    # cuts the columns of C of later ones.
+    size = m if plan.sampling.secret else m * b
+    own = dataclasses.replace(plan, num_examples=size, batch_size=size // b)
+    trust(own)  # its calibration is that of the verified plan
+    key = Key.from_bytes(hashlib.sha256(f"corrnoise audit {seed}".encode()).digest())
+    places = np.arange(size) if plan.sampling.secret else own.batches(key).indices(0)
+    present = np.random.default_rng([seed, 1]).random(m) < 0.5
+    index = torch.zeros(size, dtype=torch.long)
+    index[places] = torch.arange(m)
+    length = torch.zeros(size)
+    length[places] = torch.from_numpy(np.where(present, _LENGTH * clip_norm, 0.0)).float()
+    net = nn.Embedding(m, 1).to(device)
+    nn.init.zeros_(net.weight)
+    engine = make_engine(key)
+    net, optimizer, loader = engine.make_private(
+        module=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.0),
+        data_loader=DataLoader(
+            _Rows(index.to(device), length.to(device)), batch_size=size // b, collate_fn=_whole
+        ),
+        max_grad_norm=clip_norm,
+        plan=own,
+    )
+    outputs = np.zeros((n, m), dtype=np.float32)
+    taken = np.zeros((n, m), dtype=bool)
+    place_of = np.full(size, -1)
+    place_of[places] = np.arange(m)
+    batches = own.batches(key)
+    step = 0
+    try:
+        while step < n:
+            for rows, lengths in loader:
+                optimizer.zero_grad()
+                (net(rows)[:, 0] * lengths).mean().backward()
+                optimizer.step()
+                grad = net.weight.grad
+                assert grad is not None
+                outputs[step] = grad.detach()[:, 0].cpu().numpy() * (own.divisor / clip_norm)
+                here = place_of[batches.indices(step)]
+                taken[step, here[here >= 0]] = True
+                step += 1
+                if step == n:
+                    break
+    finally:
+        engine.close()
+        # The key of an audit protects nothing, and the same seed may be asked for again.
+        setup.forget(key)
+    return Canaries(outputs, taken, present)
+
+
+class _Rows(Dataset[Row]):
+    """The direction and the length of each example's gradient; a batch is taken at once."""
+
+    def __init__(self, index: torch.Tensor, length: torch.Tensor) -> None:
+        self.index, self.length = index, length
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, place: int) -> Row:
+        return self.index[place], self.length[place]
+
+    def __getitems__(self, places: list[int]) -> Row:
+        chosen = torch.tensor(places, dtype=torch.long, device=self.index.device)
+        return self.index[chosen], self.length[chosen]
+
+
+def _whole(batch: Any) -> Any:
+    return batch

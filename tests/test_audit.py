@@ -80,13 +80,13 @@ def test_the_bound_fails_as_seldom_as_it_says():
 # The statistic.
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "balls-in-bins", "poisson", "cyclic-poisson"])
+@pytest.mark.parametrize("sampling", list(cn.samplings.names()))
 def test_the_likelihood_ratio_is_that_of_the_densities(sampling):
     """Against the mixture of dense Gaussians over every batch that the sampling can draw."""
     n, b = 6, 3
     part = cn.Participation(n, b, 2)
     a = workloads.prefix_sum(n)
-    bands = {"poisson": 1, "cyclic-poisson": 2}.get(sampling, 3)
+    bands = {"poisson": 1, "random-allocation": 1, "cyclic-poisson": 2}.get(sampling, 3)
     m = mechanisms.bsr(a, num_bands=bands)
     C = np.linalg.inv(m.noising_matrix(n))
     sigma = 0.9
@@ -100,6 +100,9 @@ def test_the_likelihood_ratio_is_that_of_the_densities(sampling):
         patterns = [(1.0, (steps % b == 1) * 1.0)]
     elif sampling == "balls-in-bins":
         patterns = [(1.0 / b, (steps % b == j) * 1.0) for j in range(b)]
+    elif sampling == "random-allocation":
+        own = [(i, b + j) for i in range(b) for j in range(b)]
+        patterns = [(1.0 / b**2, np.isin(steps, pair) * 1.0) for pair in own]
     else:
         p, q = bands, bands / b
         patterns = []

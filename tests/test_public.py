@@ -26,7 +26,7 @@ PUBLIC = {
     """,
     "corrnoise.accounting": "Draws Estimate gaussian",
     "corrnoise.samplings": """
-        ASSUMED BALLS_IN_BINS CYCLIC_POISSON DRAWN FIXED POISSON RANDOM_ALLOCATION Batches
+        ASSUMED BALLS_IN_BINS BEST CYCLIC_POISSON DRAWN FIXED POISSON RANDOM_ALLOCATION Batches
         Calibration Sampling account calibrate get names objections random_words register require
     """,
     "corrnoise.noise": "CorrelatedNoise Key NoiseStream Scheme truncation",

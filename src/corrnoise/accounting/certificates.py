@@ -16,8 +16,8 @@ from corrnoise.accounting.balls_in_bins import Direction, Estimate
 from corrnoise.accounting.bins import Bins
 
 # The margin that a search leaves for its confirmation, relative to noise or ε, and its tolerance.
-_ROOM = 1e-3
-_SEARCH_TOLERANCE = _ROOM / 8
+_ROOM = 5e-4
+_SEARCH_TOLERANCE = _ROOM / 4
 _WIDER = 3.0
 # A search begins with a tenth of its draws, at least so many, and narrows to this relative width;
 # it ends at this part of what is private without amplification.

@@ -3,7 +3,7 @@
 The noise in the weights is compared with the gradients that they sum: an error is divided by the
 number of times that the run uses an example, n·batch. Memory and other samplings are compared by
 the prices that the planner has. Twice the batch size and twice the epochs are estimated with one
-mechanism of a closed form, BISR with 4 bands, or DP-SGD where the plan is independent noise.
+mechanism of a closed form with 4 bands, or DP-SGD where the plan is independent noise.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from corrnoise.samplings import Calibration
 _WORTH = 0.02
 # Estimates beyond this many steps or bins would take seconds.
 _MOST_STEPS, _MOST_BINS = 50_000, 1_000
+_BANDS = 4
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,14 @@ def _longer(chosen: Calibration, draws: Draws) -> list[_Change]:
 
 def _error(chosen: Calibration, part: Participation, draws: Draws) -> float:
     """The estimated error of a mechanism of a closed form for this participation."""
-    whole = chosen.mechanism.workload
+    whole, how = chosen.mechanism.workload, chosen.sampling
     workload = workloads.sgd(part.num_steps, momentum=whole.momentum or 0.0, decay=whole.decay or 1)
+    bands = min(_BANDS, part.min_sep)
     mechanism: Mechanism = mechanisms.dp_sgd(workload)
     if not chosen.mechanism.independent:
-        mechanism = mechanisms.bisr(workload, num_bands=min(4, part.num_steps))
-    noise = chosen.sampling.estimate(mechanism, part, chosen.epsilon, chosen.delta, draws)
+        # Some samplings need a C with few bands, and BISR has a C⁻¹ with few.
+        for factory in (mechanisms.bsr, mechanisms.bisr):
+            other = factory(workload, num_bands=bands)
+            mechanism = mechanism if how.objection(other, part) else other
+    noise = how.estimate(mechanism, part, chosen.epsilon, chosen.delta, draws)
     return noise * mechanism.decoder_rms

@@ -553,9 +553,11 @@ def test_a_smaller_failure_probability_is_refused():
     less = dataclasses.replace(c, failure_probability=c.failure_probability / 3)
     with pytest.raises(ValueError, match="failure_probability must be at least the certificate's"):
         dataclasses.replace(plan, calibration=less).verified()
+    # One certificate was drawn of three that may be: it has a third of the failure probability.
+    own = Plan.from_json(edited(CERTIFIED)).calibration.estimate.whole_failure_probability
     for factor in (1e-3, 0.5, 1 - 1e-6):
-        text = edited(CERTIFIED, scaled(CERTIFIED, (C, "failure_probability"), factor))
-        refused(text, "failure_probability must be at least the certificate's 1e-09")
+        text = edited(CERTIFIED, ((C, "failure_probability"), own * factor))
+        refused(text, "failure_probability must be at least the certificate's 3.33333e-10")
 
 
 def test_a_smaller_epsilon_without_sampling_is_refused():

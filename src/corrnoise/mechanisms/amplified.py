@@ -121,6 +121,8 @@ def _improved(best: ToeplitzMechanism, error: AmplifiedError) -> ToeplitzMechani
 # which each takes seconds.
 _BANDS = (2, 4, 16, MOST_BANDS)
 _AMPLIFIED_BANDS = {4: 10**6, 16: 2 * 10**5}
+# Up to this n·b both are tried, else the one with more bands.
+_SMALL = 2 * 10**4
 
 
 def _band_inv_mf(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
@@ -141,6 +143,8 @@ def _amplified(question: Question) -> Iterator[Candidate]:
     part, asked = question.participation, question.num_bands
     n, b = part.num_steps, part.min_sep
     affordable = [p for p, most in _AMPLIFIED_BANDS.items() if p <= n and n * b <= most]
+    if n * b > _SMALL:
+        affordable = affordable[-1:]
     for size in affordable if asked is None else [asked]:
         yield Candidate.amplified(question, amplified_band_inv_mf, size)
 

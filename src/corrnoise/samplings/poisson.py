@@ -27,7 +27,7 @@ from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.sampling import Array, Sampling, require
 
 # The relative error of an estimate of the noise.
-_ROUGH = 5e-3
+_ROUGH = 1e-2
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class CyclicPoisson(Sampling):
         delta: float,
         draws: Draws,
     ) -> float:
-        """The noise within half a percent, from few evaluations."""
+        """The noise within a percent, from few evaluations."""
         return self._least_noise(mechanism, participation, epsilon, delta, _ROUGH)
 
     def _near(

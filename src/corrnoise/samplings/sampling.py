@@ -120,6 +120,31 @@ class Sampling(ABC):
             high *= 2.0
         return _bisect(private, 0.0, high, _TOLERANCE)
 
+    def without_draws(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        delta: float,
+    ) -> Calibration:
+        """The ε of a run at this δ, exact or a proven bound, with no random draws."""
+        n, kind = participation.num_steps, self.kind(mechanism, participation)
+        epsilon = self.epsilon(mechanism, participation, noise_multiplier, delta, n)
+        return Calibration(mechanism, participation, self, noise_multiplier, epsilon, delta, kind)
+
+    def curve(
+        self, mechanism: Mechanism, participation: Participation, noise_multiplier: float
+    ) -> Callable[[int, float], float]:
+        """ε as a function of the steps taken and δ, with no random draws, for one run.
+
+        A sampling whose prices take long may use what it found for one price in the next one.
+        """
+
+        def epsilon(num_steps: int, delta: float) -> float:
+            return self.epsilon(mechanism, participation, noise_multiplier, delta, num_steps)
+
+        return epsilon
+
     def calibrate(
         self,
         mechanism: Mechanism,

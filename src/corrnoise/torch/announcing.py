@@ -38,7 +38,7 @@ def announce(found: Calibration) -> None:
         f"{noise} is {epsilon} with {found.mechanism} and {found.sampling.name} batches{beside}: a "
         "noise multiplier does not carry over from Opacus; use make_private_with_epsilon, or "
         "mechanism='dp_sgd'",
-        stacklevel=5,
+        stacklevel=6,
     )
 
 

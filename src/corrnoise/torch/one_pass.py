@@ -77,6 +77,8 @@ class OnePassSums:
         self._pinned = opacus.mark(optimizer, plan, processes.world_size, options)
         # What scripts call the model behind Opacus's wrapper; outside of its submodules.
         object.__setattr__(module, "_module", model)
+        self._zero_grad: Callable[..., None] = optimizer.zero_grad
+        optimizer.zero_grad = self.zero_grad
         optimizer.signal_skip_step = self.signal_skip_step  # type: ignore[attr-defined]
 
     @property
@@ -109,6 +111,14 @@ class OnePassSums:
     def signal_skip_step(self, do_skip: bool = True) -> None:
         """Whether a batch to come is followed by another of the same logical batch."""
         self._skip.append(do_skip)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's: a backward pass that no step has used yet is forgotten.
+
+        What ``step`` has taken of a batch that comes in pieces stays.
+        """
+        self.clipper.recorder.take()
+        self._zero_grad(set_to_none=set_to_none)
 
     def check(self) -> None:
         """Raise if the settings or the parameters have changed."""
@@ -180,6 +190,8 @@ def objection(module: nn.Module, options: opacus.Options) -> str:
                 f"{name!r} is a {type(part).__name__}, which mixes the examples of a batch; use "
                 "GroupNorm, or PrivacyEngine.get_compatible_module"
             )
+        if isinstance(part, opacus.OWN_LAYERS):
+            return f"{name!r} is a {type(part).__name__} of Opacus, which its own hooks know"
         if getattr(part, "track_running_stats", False):
             return f"{name!r} keeps running statistics of the data, which are not private"
     return ""

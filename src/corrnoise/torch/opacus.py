@@ -17,6 +17,8 @@ import opacus
 import torch
 from opacus.data_loader import dtype_safe, shape_safe, wrap_collate_with_empty
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.layers.dp_multihead_attention import DPMultiheadAttention
+from opacus.layers.dp_rnn import DPRNNBase
 from opacus.optimizers import optimizer as opacus_optimizer
 from opacus.utils import batch_memory_manager
 from opacus.validators import ModuleValidator
@@ -29,6 +31,8 @@ from corrnoise.torch.placement import place
 from corrnoise.torch.precision import check_norms, clip_factors, clipped_sum
 
 MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp", "no_op")
+# Layers that Opacus's hooks know, and whose parts see the examples in another dimension.
+OWN_LAYERS = (DPRNNBase, DPMultiheadAttention)
 # Layers that mix the examples of a batch.
 MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 DistributedDataParallel = DifferentiallyPrivateDistributedDataParallel

@@ -106,4 +106,4 @@ def _warn(loader: DataLoader[Any], plan: Plan, *, fresh: bool) -> None:
 def _say(message: str) -> None:
     if message not in _said:
         _said.add(message)
-        warnings.warn(message, stacklevel=6)
+        warnings.warn(message, stacklevel=7)

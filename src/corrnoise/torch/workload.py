@@ -61,8 +61,8 @@ def _size(group: Mapping[str, Any]) -> int:
 
 
 def _rate(group: Mapping[str, Any]) -> float:
-    """The learning rate; where a scheduler has set it to 0 for now, the one before that."""
-    return float(group.get("lr", 0.0)) or float(group.get("initial_lr", 0.0))
+    """The learning rate; a schedule has put its own first one in place, and keeps the user's."""
+    return float(group.get("initial_lr", group.get("lr", 0.0)))
 
 
 def _sgd(num_steps: int, momentum: float, shrink: float, nesterov: bool) -> Workload:

@@ -16,12 +16,12 @@ def mechanism(name):
     return cn.mechanisms.build(name, workload, part, None if name == "dp_sgd" else 4)
 
 
-@pytest.mark.parametrize("name", ["bisr", "bsr", "dp_sgd"])
+@pytest.mark.parametrize("name", ["bisr", "dp_sgd"])
 @pytest.mark.parametrize("sigma", [1.0, 5.0])
 def test_a_curve_holds_and_is_close_to_a_search(name, sigma):
     found = mechanism(name)
     curve = certain.Curve(lambda steps: found.first(steps).bins(B), sigma)
-    for steps, delta in ((20, 1e-5), (60, 1e-5), (200, 1e-5), (200, 1e-7), (60, 1e-3), (33, 1e-5)):
+    for steps, delta in ((20, 1e-5), (200, 1e-5), (60, 1e-3), (33, 1e-5)):
         bins = found.first(steps).bins(B)
         value, least = curve(steps, delta), certain.epsilon(bins, sigma, delta)
         assert certain.delta(bins, sigma, value) <= delta

@@ -73,7 +73,8 @@ def test_make_private_refuses(options, message):
 def test_the_loader_of_one_run_serves_another_as_the_one_that_the_user_made():
     first, *_, batches = started()
     second, net, optimizer, again = started(data_loader=batches)
-    assert again is not batches and len(again) == len(batches)
+    assert again is not batches
+    assert len(again) == len(batches)
     train(net, optimizer, again, steps=2)
     assert (first.steps_taken, second.steps_taken) == (0, 2)
 
@@ -152,7 +153,7 @@ def test_more_steps_than_planned_are_refused():
     train(net, optimizer, batches, steps=18)
     before = weights(net)
     for batch in (dataset()[:10], next(iter(batches))):
-        with pytest.raises(ValueError, match="18 steps, and all of them were taken.*weaken"):
+        with pytest.raises(ValueError, match=r"18 steps, and all of them were taken.*weaken"):
             one_step(net, optimizer, batch)
     assert torch.equal(before, weights(net))
     assert engine.steps_taken == 18

@@ -70,7 +70,11 @@ except RuntimeError:
         del sys.modules[name]
     sys.modules["torchvision._meta_registrations"] = types.ModuleType("_meta_registrations")
 hypothesis.settings.register_profile(
-    "suite", max_examples=int(os.environ["SUITE_EXAMPLES"]), derandomize=True, database=None
+    "suite",
+    max_examples=int(os.environ["SUITE_EXAMPLES"]),
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],  # a failure is enough
+    derandomize=True,
+    database=None,
 )
 hypothesis.settings.load_profile("suite")
 """

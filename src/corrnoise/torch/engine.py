@@ -179,7 +179,10 @@ class PrivacyEngine:
             request = self._request(
                 optimizer, data_loader, epochs, mechanism, num_bands, sampling, poisson_sampling
             )
-            plan = agreed(processes, lambda: request.with_noise(noise_multiplier, self._delta))
+            if noise_multiplier == 0.0:  # every process knows such a plan by itself
+                plan = request.with_noise(0.0, self._delta)
+            else:
+                plan = agreed(processes, lambda: request.with_noise(noise_multiplier, self._delta))
         elif (noise_multiplier, mechanism, sampling, num_bands, self._workload) != (None,) * 5:
             raise ValueError(
                 "plan must come without noise_multiplier, mechanism, sampling, num_bands and "

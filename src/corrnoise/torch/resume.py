@@ -56,7 +56,7 @@ def check(run: Setup, state: Mapping[str, Any]) -> None:
             f"the checkpoint must be loaded with the key of its run, {header['key_fingerprint']}, "
             f"got {run.header['key_fingerprint']}, which would add other noise{also}; give "
             "PrivacyEngine the key and the ledger of that run. If its key was not kept, the run "
-            "is over: load the weights into a model before make_private, and count the privacy of both"
+            "is over: load the weights into a model before make_private, and count both runs"
         )
     if different:
         raise ValueError(

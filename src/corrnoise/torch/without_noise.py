@@ -44,7 +44,7 @@ def not_private(
     """The calibration of a run with ``noise_multiplier=0``, with a warning."""
     warnings.warn(
         "noise_multiplier=0 adds no noise: the run is not private, ε = ∞; use it to debug alone",
-        stacklevel=6,
+        stacklevel=4,
     )
     return NotPrivate(mechanism, participation, sampling, 0.0, math.inf, delta, "exact")
 

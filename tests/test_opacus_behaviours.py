@@ -382,6 +382,29 @@ class TestAccumulation:
                 break
         assert engine.steps_taken == 0
 
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_step_with_a_closure_is_the_same_step(self, mode):
+        found = []
+        for with_closure in (False, True):
+            engine, net, optimizer, batches = started(grad_sample_mode=mode)
+            for x, y in batches:
+
+                def closure(net=net, x=x, y=y, optimizer=optimizer):
+                    optimizer.zero_grad()
+                    loss = CRITERION(net(x), y)
+                    loss.backward()
+                    return loss
+
+                if with_closure:
+                    loss = optimizer.step(closure)
+                    assert mode == "hooks" or loss.item() > 0.0  # Opacus's wrapper returns none
+                else:
+                    closure()
+                    optimizer.step()
+            assert engine.steps_taken == 6
+            found.append(weights(net))
+        assert torch.equal(*found)
+
     def test_zero_grad_forgets_a_backward_pass(self):
         engine, net, optimizer, batches = started()
         x, y = next(iter(batches))

@@ -89,13 +89,20 @@ class OnePassSums:
     def attach(self, step: Callable[[], None]) -> None:
         """Call this before each step of the optimizer that ends a logical batch."""
 
-        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            again = None
+            if closure is not None:  # its gradients must be there before they get noise
+                with torch.enable_grad():
+                    loss = closure()
+                again = (args[0],), {**kwargs, "closure": lambda: loss}
             self._collect()
             if self._unfinished():
                 for param in self.params:
                     param.grad = None  # so that the optimizer has nothing to do
-                return
+                return again
             step()
+            return again
 
         self.optimizer.register_step_pre_hook(before)
 

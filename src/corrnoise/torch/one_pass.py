@@ -90,19 +90,19 @@ class OnePassSums:
         """Call this before each step of the optimizer that ends a logical batch."""
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-            again = None
-            if closure is not None:  # its gradients must be there before they get noise
+            found = None
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # after the optimizer
+            if closure is not None:  # it computes the gradients: now, not after the noise
                 with torch.enable_grad():
                     loss = closure()
-                again = (args[0],), {**kwargs, "closure": lambda: loss}
+                found = args[:1], {**kwargs, "closure": lambda: loss}
             self._collect()
             if self._unfinished():
                 for param in self.params:
                     param.grad = None  # so that the optimizer has nothing to do
-                return again
-            step()
-            return again
+            else:
+                step()
+            return found
 
         self.optimizer.register_step_pre_hook(before)
 

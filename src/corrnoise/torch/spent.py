@@ -12,6 +12,10 @@ from corrnoise.torch.setup import Setup
 from corrnoise.torch.without_noise import is_private
 
 
+# The source of a run with the user's own generator.
+_STOCK = "torch.normal, not cryptographic; nor are the batches, unless a key was given"
+
+
 class Spent:
     """ε by the number of steps and δ: one curve for a run, and what it was asked for.
 
@@ -69,7 +73,7 @@ def statement(run: Setup, *, steps_taken: int, epsilon: float, delta: float) -> 
         steps_taken=steps_taken,
         epsilon=epsilon,
         delta=delta,
-        noise_source=source if run.noise else "torch.normal, not cryptographic",
+        noise_source=source if run.noise else _STOCK,
         key_fingerprint=run.key.fingerprint,
         run_id=run.header["run_id"],
         publishes=run.header["publishes"],

@@ -5,8 +5,8 @@ python tools/opacus_suite.py [--sdist FILE] [--mechanism NAME] [--epochs N] [--e
 The tests come from Opacus's source distribution, which is downloaded into build/opacus-suite, or
 from the file that --sdist names. Three things are substituted: the import of ``PrivacyEngine``,
 ``epochs=`` where a test gives none, and ``mechanism=`` if --mechanism names one. Everything else is
-theirs. The tests need torchvision (fake data and two models) and opt_einsum; --modules names a
-folder where they are, if the environment has none.
+theirs. The tests need torchvision, for fake data and two models: where the environment has none, it
+is downloaded too, or --modules names a folder that has it.
 
 The tests that fail are in the table in docs/opacus.md, each with the reason.
 """
@@ -21,6 +21,7 @@ import sys
 import tarfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,7 +85,7 @@ def main() -> int:
     """Download, substitute, run, print; the exit status is 0 if the tests could run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--sdist", type=Path, help="Opacus's source distribution")
-    parser.add_argument("--modules", type=Path, help="a folder with torchvision and opt_einsum")
+    parser.add_argument("--modules", type=Path, help="a folder with torchvision")
     parser.add_argument("--mechanism", default="", help="as in make_private; its default if empty")
     parser.add_argument("--epochs", type=int, default=3, help="where a test gives none")
     parser.add_argument("--examples", type=int, default=20, help="of each property-based test")
@@ -93,6 +94,7 @@ def main() -> int:
     given = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     unpack(given.sdist or download())
+    given.modules = given.modules or torchvision()
     found = run(given)
     if found is None:
         return 1
@@ -106,6 +108,17 @@ def download() -> Path:
     if not place.exists():
         wanted = ["--no-binary", "opacus", "--no-deps", f"opacus=={VERSION}", "-d", str(FOLDER)]
         subprocess.run([sys.executable, "-m", "pip", "download", *wanted], check=True)
+    return place
+
+
+def torchvision() -> Path | None:
+    """A folder with torchvision, without what it needs; ``None`` if it is installed."""
+    if find_spec("torchvision") is not None:
+        return None
+    place = FOLDER / "modules"
+    if not place.exists():
+        wanted = ["--target", str(place), "--no-deps", "torchvision"]
+        subprocess.run([sys.executable, "-m", "pip", "install", *wanted], check=True)
     return place
 
 

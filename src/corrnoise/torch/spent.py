@@ -11,7 +11,6 @@ from corrnoise.records import Statement
 from corrnoise.torch.setup import Setup
 from corrnoise.torch.without_noise import is_private
 
-
 # The source of a run with the user's own generator.
 _STOCK = "torch.normal, not cryptographic; nor are the batches, unless a key was given"
 

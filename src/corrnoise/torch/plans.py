@@ -25,8 +25,10 @@ from corrnoise.torch.without_noise import not_private
 from corrnoise.torch.workload import workload_of
 from corrnoise.workloads import Workload
 
-# What make_private and make_private_with_epsilon take where no mechanism is named.
-DEFAULT_MECHANISM = "bisr"
+# What make_private takes where no mechanism is named, and make_private_with_epsilon, which may
+# also let the planner choose: "best".
+DEFAULT_WITH_NOISE = "bisr"
+DEFAULT_WITH_EPSILON = "bisr"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class Request:
                 "make_private_with_epsilon"
             )
         part = self._participation()
-        mechanism = self._mechanism(part)
+        wanted = DEFAULT_WITH_NOISE if self.mechanism is None else self.mechanism
+        mechanism = self._mechanism(part, wanted)
         sampling, delta = self._sampling(mechanism, part), delta or 0.1 / self.num_examples
         if noise_multiplier == 0.0:
             return self._plan(not_private(mechanism, part, sampling, delta))
@@ -83,10 +86,11 @@ class Request:
 
     def with_epsilon(self, epsilon: float, delta: float) -> Plan:
         """The plan of a run that spends (ε, δ)."""
-        if self.mechanism == "best":
+        wanted = DEFAULT_WITH_EPSILON if self.mechanism is None else self.mechanism
+        if wanted == "best":
             return self._best(epsilon, delta)
         part = self._participation()
-        mechanism = self._mechanism(part)
+        mechanism = self._mechanism(part, wanted)
         found = calibrate(
             mechanism,
             part,
@@ -116,9 +120,8 @@ class Request:
         epochs = checks.integer("epochs", self.epochs, 1)
         return Participation(epochs * self.min_sep, self.min_sep, epochs)
 
-    def _mechanism(self, part: Participation) -> Mechanism:
+    def _mechanism(self, part: Participation, wanted: str | Mechanism) -> Mechanism:
         """The mechanism as the noise will run it, in float32."""
-        wanted = DEFAULT_MECHANISM if self.mechanism is None else self.mechanism
         if isinstance(wanted, str):
             family = mechanisms.get(wanted)
             size = family.usual(part) if self.num_bands is None else self.num_bands

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 
-.PHONY: demo test lint types contracts unit format docs docs-plots bench table digits storm audit dist pythons clean
+.PHONY: demo test lint types contracts unit format docs docs-plots bench table digits storm audit dist pythons opacus-suite clean
 
 # Plan, train on handwritten digits with BISR and with DP-SGD at the same budget, and report.
 demo: $(DEMO)
@@ -72,6 +72,10 @@ dist:  ## the source archive and the wheel, in dist/, with the wheel checked in 
 
 pythons:  ## the tests on every supported Python that is installed, under build/pythons
 	$(PYTHON) tools/pythons.py
+
+opacus-suite: $(READY)  ## Opacus's own tests against our engine; needs the network, about 10 minutes each
+	$(BIN)/python tools/opacus_suite.py --mechanism dp_sgd
+	$(BIN)/python tools/opacus_suite.py
 
 clean:
 	rm -rf $(VENV) build dist demo .pytest_cache .ruff_cache

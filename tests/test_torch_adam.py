@@ -151,7 +151,7 @@ def test_stock_adam_warns_where_noise_is_correlated(kind):
 
     with pytest.warns(UserWarning, match=rf"use corrnoise\.torch\.{kind},") as found:
         begin()
-    assert len(found) == 1
+    assert sum("use corrnoise" in str(each.message) for each in found) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         begin(mechanism="dp_sgd")

@@ -295,7 +295,7 @@ def test_nothing_is_changed_by_a_refused_checkpoint(tmp_path):
     net = model()
     wrapped, optimizer, _ = private(other, net=net)
     before = weights(net)
-    with pytest.raises(ValueError, match="key_fingerprint"):
+    with pytest.raises(ValueError, match="must be loaded with the key of its run"):
         other.load_checkpoint(path=tmp_path / "model.pt", module=wrapped, optimizer=optimizer)
     assert torch.equal(before, weights(net))
     assert other.steps_taken == 0

@@ -22,6 +22,10 @@ Bound = Callable[[float, float], float]
 _TOLERANCE = 1e-4
 # How often a search looks for a better bound; one whose δ is less by this factor is better.
 _ROUNDS, _BETTER = 4, 0.98
+# How often a curve evaluates a bound for a price, and the relative width that is narrow enough.
+_EVALUATIONS, _NEAR = 12, 0.01
+# The least ε that a curve looks for, relative to that of the mechanism without amplification.
+_LEAST = 1e-6
 
 
 def delta(bins: Bins, sigma: float, epsilon: float) -> float:
@@ -31,19 +35,23 @@ def delta(bins: Bins, sigma: float, epsilon: float) -> float:
 
 def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, Bound]:
     """The least δ(ε) of all bounds at this noise, and the bound that has it."""
+    plain, moments, comparisons = _bounds(bins)
+    if len(comparisons) > 1:
+        comparisons = [min(comparisons, key=lambda each: each.coarse(sigma, epsilon))]
+    bounds = [plain, *comparisons, *moments]
+    return min(((bound(sigma, epsilon), bound) for bound in bounds), key=lambda found: found[0])
+
+
+def _bounds(bins: Bins) -> tuple[Bound, list[Bound], list[allocation.Comparison]]:
+    """All bounds: without amplification, from moments, and by comparison."""
 
     def plain(sigma: float, epsilon: float) -> float:
         return gaussian.delta(epsilon, bins.longest / sigma)
 
-    bounds: list[Bound] = [plain]
-    if bins.every_square.size > 1:
-        choices = allocation.comparisons(bins)
-        if len(choices) > 1:
-            choices = [min(choices, key=lambda each: each.coarse(sigma, epsilon))]
-        bounds += choices
-        if not bins.orthogonal:
-            bounds.append(partial(renyi.delta, bins))
-    return min(((bound(sigma, epsilon), bound) for bound in bounds), key=lambda found: found[0])
+    if bins.every_square.size == 1:
+        return plain, [], []
+    moments: list[Bound] = [] if bins.orthogonal else [partial(renyi.delta, bins)]
+    return plain, moments, allocation.comparisons(bins)
 
 
 def noise(bins: Bins, epsilon: float, delta: float) -> float:
@@ -81,6 +89,84 @@ def epsilon(bins: Bins, sigma: float, delta: float) -> float:
         return roots.least(lambda x: bound(sigma, x), delta, limits, _TOLERANCE, plain / 2.0)
 
     return _search(least, lambda x: best(bins, sigma, x), plain / 2.0, delta)
+
+
+class Curve:
+    """ε as a function of the steps taken and δ, for one run: bounds that hold with certainty.
+
+    The first price is a search among all bounds. Later ones evaluate the comparison that was the
+    best there, and the moments, a few times near the ε that the last price suggests: within 1 % of
+    the least ε that these two give.
+
+    Args:
+        bins: from a number of steps to the bins of these first steps.
+        sigma: the noise.
+    """
+
+    def __init__(self, bins: Callable[[int], Bins], sigma: float) -> None:
+        self._bins, self._sigma = bins, sigma
+        self._choice: int | None = None  # which comparison is the best; 0 for none of them
+        self._last = (0, 0.0)  # steps and ε of the last price
+
+    def __call__(self, num_steps: int, delta: float) -> float:
+        """The ε of the first steps."""
+        found = self._bins(num_steps)
+        value = self._near(found, num_steps, delta)
+        if value is None:
+            value = epsilon(found, self._sigma, delta)
+            if value > 0.0:
+                plain, _, comparisons = _bounds(found)
+                prices = [plain(self._sigma, value)]
+                prices += [bound.coarse(self._sigma, value) for bound in comparisons]
+                self._choice = prices.index(min(prices))
+        if value > 0.0:
+            self._last = (num_steps, value)
+        return value
+
+    def _near(self, bins: Bins, num_steps: int, delta: float) -> float | None:
+        """A price from few evaluations of one bound; ``None`` where there is none yet."""
+        if self._choice is None or delta >= 1.0:
+            return None
+        plain_bound, moments, comparisons = _bounds(bins)
+        if self._choice >= len(comparisons) + 1:
+            return None
+        bounds = [*moments, [plain_bound, *comparisons][self._choice]]
+        steps, last = self._last
+        plain = gaussian.epsilon(delta, bins.longest / self._sigma)
+        if plain == 0.0:
+            return 0.0
+
+        def excess(epsilon: float) -> float:
+            least = min(bound(self._sigma, epsilon) for bound in bounds)
+            return math.log(max(least, 1e-320) / delta)
+
+        at, factor = min(last * math.sqrt(num_steps / steps), plain), 1.0 + 2.0 * _NEAR
+        found = excess(at)
+        # A bracket: not private by this bound at ``low``, private at ``high``.
+        low, high, below, above = at, at, found, found
+        while above > 0.0:
+            low, below = high, above
+            if high >= plain:
+                return plain
+            high, factor = min(high * factor, plain), factor * factor
+            above = excess(high)
+        while below <= 0.0:
+            high, above = low, below
+            if low <= _LEAST * plain:
+                return high
+            low, factor = low / factor, factor * factor
+            below = excess(low)
+        # The secant in log ε, halved where it is slow.
+        for turn in range(_EVALUATIONS):
+            if high - low <= _NEAR * high:
+                break
+            part = below / (below - above) if turn % 3 < 2 else 0.5
+            at = low * (high / low) ** min(max(part, 0.05), 0.95)
+            found = excess(at)
+            low, high, below, above = (
+                (at, high, found, above) if found > 0.0 else (low, at, below, found)
+            )
+        return high
 
 
 def _search(

@@ -31,6 +31,7 @@ Both directions are at most the unamplified Gaussian with sensitivity ‖m_0‖.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -54,17 +55,26 @@ def delta(bins: Bins, sigma: float, epsilon: float) -> float:
     O(b⁴) for b up to 200, O(b³) for b up to 1000, O(b²) for more.
     """
     plain = gaussian.delta(epsilon, bins.longest / sigma)
-    remove = min(plain, _exact_orders(bins, sigma, epsilon), _all_orders(bins, sigma, epsilon))
+    exact, mixtures = _moments(bins, sigma)
+    remove = min(plain, _convert(exact, epsilon) if exact is not None else 1.0)
+    for parts in mixtures:
+        remove = min(remove, sum(weight * _convert(moments, epsilon) for weight, moments in parts))
     return max(remove, min(plain, add_bound(bins, sigma, epsilon)))
 
 
-def _exact_orders(bins: Bins, sigma: float, epsilon: float) -> float:
-    """A bound on δ from the exact moments of orders 1 to at most 4, with chords between them."""
+@lru_cache(maxsize=4)
+def _moments(bins: Bins, sigma: float) -> tuple[Array | None, list[list[tuple[float, Array]]]]:
+    """What no ε enters, kept for a search: exact moments of low orders, and those of mixtures."""
+    return _exact_orders(bins, sigma), _all_orders(bins, sigma)
+
+
+def _exact_orders(bins: Bins, sigma: float) -> Array | None:
+    """The exact moments of orders 1 to at most 4; ``None`` where they would overflow."""
     b = bins.num_bins
     exponent = bins.gram / sigma**2
     scale = float(np.max(exponent))
     if scale > _LARGEST_EXPONENT:
-        return 1.0
+        return None
     E = np.exp(exponent - scale)
     log_b = math.log(b)
     moments = [0.0, 0.0, math.log(float(np.sum(E))) + scale - 2 * log_b]
@@ -76,25 +86,26 @@ def _exact_orders(bins: Bins, sigma: float, epsilon: float) -> float:
             both = E[i] * E  # both[j, k] = E_ik E_jk
             total += float(E[i] @ np.sum((both @ E) * both, axis=1))
         moments.append(math.log(total) + 6 * scale - 4 * log_b)
-    return _convert(np.array(moments), epsilon)
+    return np.array(moments)
 
 
-def _all_orders(bins: Bins, sigma: float, epsilon: float) -> float:
+def _all_orders(bins: Bins, sigma: float) -> list[list[tuple[float, Array]]]:
+    """For each window the mixtures of its residues: their weights and their moments."""
     b = bins.num_bins
     lags = bins.by_lag / sigma**2
     beyond = np.maximum.accumulate(np.maximum(lags, 0.0)[::-1])[::-1]
-    best = 1.0
+    result: list[list[tuple[float, Array]]] = []
     for window in sorted({*range(1, min(b, 8) + 1), *np.geomspace(1, b, 24).astype(int).tolist()}):
         g = float(beyond[window]) if window < b else 0.0
         few, extra = divmod(b, window)
         # ``extra`` residues have one bin more than the others.
-        total = 0.0
+        parts: list[tuple[float, Array]] = []
         for bins_of_residue, residues in ((few, window - extra), (few + 1, extra)):
             if residues:
                 moments = log_moments(bins_of_residue, float(lags[0]) - g, g)
-                total += residues * bins_of_residue / b * _convert(moments, epsilon)
-        best = min(best, total)
-    return best
+                parts.append((residues * bins_of_residue / b, moments))
+        result.append(parts)
+    return result
 
 
 def log_moments(num_bins: int, own: float, common: float) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -69,6 +70,23 @@ class BallsInBins(Sampling):
         """A bound with no random draws; tight for DP-SGD, else mostly looser than a certificate."""
         found = _bins(mechanism, participation, num_steps)
         return certain.delta(found, noise_multiplier, epsilon)
+
+    def epsilon(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        delta: float,
+        num_steps: int,
+    ) -> float:
+        """The inverse of ``delta``."""
+        return certain.epsilon(_bins(mechanism, participation, num_steps), noise_multiplier, delta)
+
+    def curve(
+        self, mechanism: Mechanism, participation: Participation, noise_multiplier: float
+    ) -> Callable[[int, float], float]:
+        """Bounds with no random draws, each from what the one before it found."""
+        return certain.Curve(lambda n: _bins(mechanism, participation, n), noise_multiplier)
 
     def calibrate(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from corrnoise import _checks as checks
 from corrnoise._progress import Progress
+from corrnoise._rounding import rounded_up
 from corrnoise._threads import one_blas_thread
 from corrnoise.accounting import Draws
 from corrnoise.mechanisms import Mechanism
@@ -17,6 +18,22 @@ ASSUMED = "fixed"
 DRAWN = "balls-in-bins"
 # The default of a planner: the best of all samplings.
 BEST = "best"
+# The largest μ, sensitivity over noise, that is priced; its ε is about 5e11.
+_MOST_MU = 1e6
+
+
+def check_noise(
+    mechanism: Mechanism, participation: Participation, noise_multiplier: object
+) -> float:
+    """The noise multiplier as a float, or a ``ValueError`` where it is too small to be priced."""
+    sigma = checks.number("noise_multiplier", noise_multiplier, 0.0, open_low=True)
+    least = mechanism.sensitivity(participation).value / _MOST_MU
+    if sigma < least:
+        raise ValueError(
+            f"noise_multiplier must be at least {rounded_up(least, 3)} here, got {sigma:g}, whose "
+            "ε would be beyond 1e11: it protects nothing, and cannot be priced; use more noise"
+        )
+    return sigma
 
 
 @one_blas_thread()
@@ -86,7 +103,7 @@ def account(
     >>> round(cn.account(m, part, noise_multiplier=1.7227, delta=1e-5).epsilon, 3)
     9.0
     """
-    sigma = checks.number("noise_multiplier", noise_multiplier, 0.0, open_low=True)
+    sigma = check_noise(mechanism, participation, noise_multiplier)
     draws = Draws.checked(failure_probability, samples, seed, progress)
     how = get(sampling)
     require(how, mechanism, participation)

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any, ClassVar, Literal
 
@@ -140,6 +140,31 @@ class Sampling(ABC):
         while price(high) > delta:
             high *= 2.0
         return roots.least(price, delta, (1e-6 * high, high), _TOLERANCE, high / 2.0)
+
+    def without_draws(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        noise_multiplier: float,
+        delta: float,
+    ) -> Calibration:
+        """The ε of a run at this δ, exact or a proven bound, with no random draws."""
+        n, kind = participation.num_steps, self.kind(mechanism, participation)
+        epsilon = self.epsilon(mechanism, participation, noise_multiplier, delta, n)
+        return Calibration(mechanism, participation, self, noise_multiplier, epsilon, delta, kind)
+
+    def curve(
+        self, mechanism: Mechanism, participation: Participation, noise_multiplier: float
+    ) -> Callable[[int, float], float]:
+        """ε as a function of the steps taken and δ, with no random draws, for one run.
+
+        A sampling whose prices take long may use what it found for one price in the next one.
+        """
+
+        def epsilon(num_steps: int, delta: float) -> float:
+            return self.epsilon(mechanism, participation, noise_multiplier, delta, num_steps)
+
+        return epsilon
 
     def calibrate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,14 +22,16 @@ from corrnoise.planning import Plan
 from corrnoise.records import Statement
 from corrnoise.samplings import Sampling
 from corrnoise.torch import accelerated, checkpoint, opacus, resume
+from corrnoise.torch.accountant import Accountant, Entry
 from corrnoise.torch.audit import audit
 from corrnoise.torch.captured import CapturedStep, usual_size
-from corrnoise.torch.loader import check_loader
+from corrnoise.torch.loader import check_loader, num_examples, users_loader
 from corrnoise.torch.one_pass import OnePassSums
 from corrnoise.torch.plans import Request, agreed, check_plan
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.setup import Setup, chosen_mode, set_up
 from corrnoise.torch.spent import Spent, statement
+from corrnoise.torch.without_noise import is_private
 from corrnoise.workloads import Workload
 
 
@@ -100,6 +103,9 @@ class PrivacyEngine:
         self._settings, self._publishes = dict(settings or {}), publishes
         self._setup: Setup | None = None
         self._spent = Spent()
+        self._warned = False  # that checkpoints cannot be resumed
+        self._inherited: list[Entry] = []  # of a checkpoint that is not private
+        self.accountant = Accountant(self.get_epsilon, self._history)
 
     def make_private(
         self,
@@ -125,6 +131,7 @@ class PrivacyEngine:
         rand_on_empty: bool = False,
         max_physical_batch_size: int | None = None,
         views: int = 1,
+        **unknown: Any,
     ) -> Any:
         """As ``opacus.PrivacyEngine.make_private``, with the noise of a plan.
 
@@ -135,7 +142,8 @@ class PrivacyEngine:
             optimizer: any of torch's; its momentum and decay choose the workload.
             data_loader: it says how many batches an epoch has; its sampler is replaced.
             max_grad_norm: the clip norm; a list of them for ``clipping="per_layer"``.
-            noise_multiplier: the standard deviation of z over the clip norm.
+            noise_multiplier: the standard deviation of z over the clip norm. 0 is a mode of its
+                own, to debug: there is no noise, the run is not private, and ε is ∞.
             epochs: how long the run is planned for.
             mechanism: a name ("bisr" by default) or a ``Mechanism``.
             num_bands: p for a mechanism that is named, or the buffers of "blt"; by default 4, and b
@@ -161,6 +169,7 @@ class PrivacyEngine:
             views: how often the loader reads each example of a batch, for random augmentation, for
                 "one_pass": its rows come one after the other, and the mean of their gradients is
                 clipped as one. It costs no privacy.
+            unknown: refused, with the reason: such as the arguments of adaptive clipping.
 
         Returns:
             (module, optimizer, data loader), with the criterion before the loader in the ghost
@@ -169,12 +178,17 @@ class PrivacyEngine:
         Raises:
             ValueError: the plan does not cover what is asked for, with the reason and the remedy.
         """
+        opacus.refuse(unknown, clipping)
+        data_loader = users_loader(data_loader)
         processes = Processes.of(module)
         if plan is None:
             request = self._request(
                 optimizer, data_loader, epochs, mechanism, num_bands, sampling, poisson_sampling
             )
-            plan = agreed(processes, lambda: request.with_noise(noise_multiplier, self._delta))
+            if noise_multiplier == 0.0:  # every process knows such a plan by itself
+                plan = request.with_noise(0.0, self._delta)
+            else:
+                plan = agreed(processes, lambda: request.with_noise(noise_multiplier, self._delta))
         elif (noise_multiplier, mechanism, sampling, num_bands, self._workload) != (None,) * 5:
             raise ValueError(
                 "plan must come without noise_multiplier, mechanism, sampling, num_bands and "
@@ -211,6 +225,8 @@ class PrivacyEngine:
         rand_on_empty: bool = False,
         max_physical_batch_size: int | None = None,
         views: int = 1,
+        epsilon_tolerance: float | None = None,
+        **unknown: Any,
     ) -> Any:
         """``make_private`` with the least noise that keeps a budget.
 
@@ -238,7 +254,12 @@ class PrivacyEngine:
             rand_on_empty: as there.
             max_physical_batch_size: as there.
             views: as there.
+            epsilon_tolerance: accepted for the sake of Opacus's scripts: the noise is the least
+                that keeps the budget up to rounding, and ε never exceeds its target.
+            unknown: as there.
         """
+        opacus.refuse(unknown, clipping)
+        data_loader = users_loader(data_loader)
         request = self._request(
             optimizer, data_loader, epochs, mechanism, num_bands, sampling, poisson_sampling
         )
@@ -345,17 +366,15 @@ class PrivacyEngine:
             return 0
         return max(self._setup.step.taken, self._setup.step.ledger.num_released)
 
-    @property
-    def accountant(self) -> PrivacyEngine:
-        """The engine itself, for scripts that ask ``engine.accountant.get_epsilon(delta)``."""
-        return self
-
     def get_epsilon(self, delta: float) -> float:
         """ε of the steps released so far, from the plan's analysis; exact, bound or certified.
 
-        Valid for a number of steps that was not chosen by looking at the results. For
-        balls-in-bins a certificate takes seconds; it is kept for the same number of steps.
+        Valid for a number of steps that was not chosen by looking at the results. It is the plan's
+        ε for the whole run at the plan's δ. Any other price of balls-in-bins is a proven bound, at
+        once, where a certificate would take seconds: ``plan.calibration.spent`` gives one.
         """
+        if self._inherited:
+            return math.inf
         return self._spent.epsilon(self.plan, self.steps_released, delta)
 
     def statement(self, delta: float | None = None) -> Statement:
@@ -391,8 +410,8 @@ class PrivacyEngine:
         path: Any,
         module: nn.Module,
         optimizer: Any = None,
-        noise_scheduler: None = None,
-        grad_clip_scheduler: None = None,
+        noise_scheduler: Any = None,
+        grad_clip_scheduler: Any = None,
         checkpoint_dict: dict[str, Any] | None = None,
         module_state_dict_kwargs: dict[str, Any] | None = None,
         torch_save_kwargs: dict[str, Any] | None = None,
@@ -401,10 +420,21 @@ class PrivacyEngine:
 
         The key is not in it. The checkpoint before it stays as ``PATH.previous``.
         """
-        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        if is_private(self.plan.calibration):
+            _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         data = resume.contents(
-            self._started, module.state_dict(**(module_state_dict_kwargs or {})), optimizer
+            self._started,
+            module.state_dict(**(module_state_dict_kwargs or {})),
+            self.accountant.state_dict(),
+            optimizer=optimizer,
+            noise_scheduler=noise_scheduler,
+            grad_clip_scheduler=grad_clip_scheduler,
         )
+        if not self._warned:
+            self._warned = True
+            resume.warn_if_final(
+                key_kept=self._key_source is not None, ledger_kept=self._ledger_path is not None
+            )
         self._started.step.ledger.publish()
         checkpoint.save({**(checkpoint_dict or {}), **data}, path, **(torch_save_kwargs or {}))
 
@@ -414,26 +444,36 @@ class PrivacyEngine:
         path: Any,
         module: nn.Module,
         optimizer: Any = None,
-        noise_scheduler: None = None,
-        grad_clip_scheduler: None = None,
+        noise_scheduler: Any = None,
+        grad_clip_scheduler: Any = None,
         module_load_dict_kwargs: dict[str, Any] | None = None,
         torch_load_kwargs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Continue a run: call it after ``make_private`` with the same arguments.
 
         A damaged file is refused, and the one before it is used, with a warning. Nothing is
-        changed unless everything fits.
+        changed unless everything fits. The checkpoint of a run without noise can be loaded into
+        any run: its weights are taken over, and ε is ∞ from then on.
 
         Returns:
             the checkpoint's dictionary.
         """
-        _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
         data = checkpoint.load(path, **(torch_load_kwargs or {}))
-        resume.check_contents(self._started, data, path, with_optimizer=optimizer is not None)
+        foreign = resume.without_noise(self._started, data)
+        if not foreign:
+            _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+            resume.check_contents(self._started, data, path, with_optimizer=optimizer is not None)
         module.load_state_dict(data["module_state_dict"], **(module_load_dict_kwargs or {}))
-        if optimizer is not None:
-            optimizer.load_state_dict(data["optimizer_state_dict"])
-        resume.restore(self._started, data["corrnoise"])
+        resume.load_states(
+            data,
+            optimizer=optimizer,
+            noise_scheduler=noise_scheduler,
+            grad_clip_scheduler=grad_clip_scheduler,
+        )
+        if foreign:
+            self._inherited = resume.inherited(data)
+        else:
+            resume.restore(self._started, data["corrnoise"])
         return data
 
     def close(self) -> None:
@@ -461,6 +501,13 @@ class PrivacyEngine:
         return opacus.compatible(module)
 
     # What follows serves the methods above.
+
+    def _history(self) -> list[Entry]:
+        found = list(self._inherited)
+        if self.steps_released:
+            rate = float(self.plan.sampling.rate(self.plan.participation))
+            found.append((self.plan.noise_multiplier, rate, self.steps_released))
+        return found
 
     @property
     def _own_sums(self) -> OnePassSums:
@@ -530,7 +577,7 @@ class PrivacyEngine:
         check_loader(loader)
         return Request(
             optimizer=optimizer,
-            num_examples=len(loader.dataset),  # type: ignore[arg-type]
+            num_examples=num_examples(loader),
             batch_size=loader.batch_size or 0,
             min_sep=len(loader),
             epochs=epochs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
@@ -21,6 +22,8 @@ from corrnoise.samplings import Batches
 from corrnoise.torch import opacus
 from corrnoise.torch.augmentation import Augmented, Order, WorkerStart, worker_seed
 
+# Batches that are larger than declared by this factor are worth a warning.
+_LARGER = 1.2
 # From the batches of the steps to physical batches, in the same order.
 Split = Callable[[Iterable[list[int]]], Iterable[list[int]]]
 
@@ -56,6 +59,7 @@ class StepSampler(BatchSampler):
         world_size: the number of ranks.
         largest: how many examples come at once; a batch comes in several pieces if it has more.
         views: how often each example is read, one time after the other.
+        sample_rate: the expected fraction of the dataset in a batch.
     """
 
     def __init__(
@@ -66,7 +70,9 @@ class StepSampler(BatchSampler):
         world_size: int = 1,
         largest: int | None = None,
         views: int = 1,
+        sample_rate: float = 1.0,
     ) -> None:
+        self.sample_rate = sample_rate
         self.sampler, self.drop_last = range(batches.num_examples), False
         self.batch_size: Any = _PhysicalBatches(self)
         self.restart: Callable[[], None] = lambda: None  # called when a loop begins
@@ -99,12 +105,9 @@ class StepSampler(BatchSampler):
         """
         n, b = self.batches.participation.num_steps, self.batches.participation.min_sep
         first = self.next_step
-        if first >= n:
-            raise ValueError(
-                f"the plan has {n} steps, and all of them were taken; plan more epochs from the "
-                "start, or look at the data through another loader"
-            )
         self.restart()
+        if first >= n:  # to look at the data; ``check`` refuses steps
+            first = (n - 1) // b * b
         for step in range(first, min(n, first - first % b + b)):
             pieces = self.pieces(step)
             for number, piece in enumerate(pieces, start=1):
@@ -209,8 +212,14 @@ class StepLoader(DataLoader[Any]):
         )
         self._step_sampler, self._key, self._options = sampler, key, options
         self.device: torch.device | None = None
+        self.source: DataLoader[Any] | None = None  # the user's, before make_private
         self._orders, self._seeds = _Orders(sampler, split), torch.Generator()
         self._worker_loader: DataLoader[Any] | None = None
+
+    @property
+    def sample_rate(self) -> float:
+        """The expected fraction of the dataset in a batch, as loaders of Opacus have it."""
+        return self._step_sampler.sample_rate
 
     def __iter__(self) -> Any:
         batches = super().__iter__() if self.num_workers == 0 else self._deliver()
@@ -263,7 +272,7 @@ def step_loader(
     rand_on_empty: bool,
 ) -> StepLoader:
     """The user's loader with the plan's batches instead of its own."""
-    return StepLoader(
+    found = StepLoader(
         loader.dataset,
         sampler,
         key,
@@ -278,6 +287,32 @@ def step_loader(
         persistent_workers=loader.persistent_workers,
         pin_memory_device=loader.pin_memory_device,
     )
+    found.source = loader
+    return found
+
+
+def users_loader(loader: Any) -> Any:
+    """The loader that the user made, of one that ``make_private`` returned for another run."""
+    while isinstance(loader, StepLoader) and loader.source is not None:
+        loader = loader.source
+    return loader
+
+
+def num_examples(loader: DataLoader[Any]) -> int:
+    """The size of the dataset; warns where ``drop_last`` makes batches much larger than declared.
+
+    The plan's batches use every example. Without its last batch an epoch has fewer of them.
+    """
+    size, batches = len(loader.dataset), len(loader)  # type: ignore[arg-type]
+    declared = loader.batch_size or 0
+    if loader.drop_last and size > _LARGER * batches * declared:
+        warnings.warn(
+            f"drop_last=True leaves {batches} batches of {declared} for {size} examples, and the "
+            f"plan drops no example: batches have {size / batches:g} on average; use "
+            "drop_last=False, or a batch size that divides the dataset",
+            stacklevel=4,
+        )
+    return size
 
 
 def check_loader(loader: DataLoader[Any]) -> bool:

@@ -22,8 +22,6 @@ from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import flattened, local, place, trained
 from corrnoise.torch.processes import Processes
 
-_MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
 
 class OnePassSums:
     """Sums of clipped gradients over the examples of a logical batch.
@@ -78,6 +76,10 @@ class OnePassSums:
         self.clipper.recorder.on_start = self._starts
         self._wrapped = opacus.Wrapped((module, optimizer), optimizer)
         self._pinned = opacus.mark(optimizer, plan, processes.world_size, options)
+        # What scripts call the model behind Opacus's wrapper; outside of its submodules.
+        object.__setattr__(module, "_module", model)
+        self._zero_grad: Callable[..., None] = optimizer.zero_grad
+        optimizer.zero_grad = self.zero_grad
         optimizer.signal_skip_step = self.signal_skip_step  # type: ignore[attr-defined]
 
     @property
@@ -122,6 +124,14 @@ class OnePassSums:
         """Whether a batch to come is followed by another of the same logical batch."""
         self._skip.append(do_skip)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the optimizer's: a backward pass that no step has used yet is forgotten.
+
+        What ``step`` has taken of a batch that comes in pieces stays.
+        """
+        self.clipper.recorder.take()
+        self._zero_grad(set_to_none=set_to_none)
+
     def check(self) -> None:
         """Raise if the settings or the parameters have changed."""
         self._pinned.check(opacus.Pinned.of(self._wrapped))
@@ -132,8 +142,8 @@ class OnePassSums:
         self.clipper.begin()
         return [self.clipper.flat]
 
-    def hand_over(self, grads: Sequence[torch.Tensor]) -> None:
-        """Give the optimizer its noisy gradients; the next batch begins.
+    def hand_over(self, grads: Sequence[torch.Tensor], batches: int = 1) -> None:
+        """Give the optimizer its noisy gradients, of this many batches; the next one begins.
 
         They are in memory of their own. Whoever keeps a gradient (an optimizer, a logger) must not
         see the sums of the next batch in it, which have no noise yet.
@@ -141,7 +151,7 @@ class OnePassSums:
         (flat,) = grads
         if self._processes.world_size > 1 and not self._processes.sharded:
             torch.distributed.all_reduce(flat)
-        noisy = flat / self._divisor  # never ``flat`` itself
+        noisy = flat / (self._divisor * (batches if self._mean else 1))  # never ``flat`` itself
         for param, part in zip(self.params, noisy.split(self._sizes), strict=True):
             param.grad = _like(part, param)
             self._handed[id(param)] = param.grad
@@ -193,11 +203,13 @@ def objection(module: nn.Module, options: opacus.Options) -> str:
     if len({param.device for param in module.parameters()}) > 1:
         return "all parameters must be on one device"
     for name, part in module.named_modules():
-        if isinstance(part, _MIXING):
+        if isinstance(part, opacus.MIXING):
             return (
                 f"{name!r} is a {type(part).__name__}, which mixes the examples of a batch; use "
                 "GroupNorm, or PrivacyEngine.get_compatible_module"
             )
+        if isinstance(part, opacus.OWN_LAYERS):
+            return f"{name!r} is a {type(part).__name__} of Opacus, which its own hooks know"
         if getattr(part, "track_running_stats", False):
             return f"{name!r} keeps running statistics of the data, which are not private"
     return ""

@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import opacus
 import torch
 from opacus.data_loader import dtype_safe, shape_safe, wrap_collate_with_empty
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.layers.dp_multihead_attention import DPMultiheadAttention
+from opacus.layers.dp_rnn import DPRNNBase
 from opacus.optimizers import optimizer as opacus_optimizer
 from opacus.utils import batch_memory_manager
 from opacus.validators import ModuleValidator
+from opacus.validators.errors import UnsupportedModuleError
 from torch import nn
 from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
+from corrnoise.torch.empty_batches import WithEmpty
 from corrnoise.torch.placement import place
 from corrnoise.torch.precision import check_norms, clip_factors, clipped_sum
 
-MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp")
+MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp", "no_op")
+# Layers that Opacus's hooks know, and whose parts see the examples in another dimension.
+OWN_LAYERS = (DPRNNBase, DPMultiheadAttention)
+# Layers that mix the examples of a batch.
+MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 DistributedDataParallel = DifferentiallyPrivateDistributedDataParallel
 
 # Opacus's own marks on gradients that were used already; it has no public name for them.
@@ -61,6 +69,32 @@ def _wrap_step_loader(*, data_loader: Any, max_batch_size: int, optimizer: Any) 
 batch_memory_manager.wrap_data_loader = _wrap_step_loader
 
 
+_ADAPTIVE = frozenset(
+    {
+        "target_unclipped_quantile",
+        "clipbound_learning_rate",
+        "max_clipbound",
+        "min_clipbound",
+        "unclipped_num_std",
+    }
+)
+
+
+def refuse(unknown: Mapping[str, Any], clipping: str) -> None:
+    """Raise if there is adaptive clipping, or an argument that nobody reads."""
+    adaptive = sorted(_ADAPTIVE & set(unknown))
+    if adaptive or clipping == "adaptive":
+        got = ", ".join(adaptive) or "clipping='adaptive'"
+        raise ValueError(
+            f"clipping must be 'flat' or 'per_layer', got {got}: a clip norm that follows the data "
+            "changes the sensitivity from step to step, and its quantiles cost privacy that the "
+            "plan does not price; choose one max_grad_norm, such as the median norm of gradients "
+            "on public data"
+        )
+    if unknown:
+        raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}; leave them out")
+
+
 @dataclass(frozen=True)
 class Options:
     """The arguments of ``make_private`` that are Opacus's own, by its names."""
@@ -76,6 +110,7 @@ class Options:
     rand_on_empty: bool
     max_physical_batch_size: int | None = None
     views: int = 1
+    joins: bool = False  # whether one step may take several batches
 
     @property
     def clip_norm(self) -> float:
@@ -192,6 +227,8 @@ class OpacusSums:
         else:
             self._add = self._optimizer.clip_and_accumulate
             self._optimizer.clip_and_accumulate = self._clip_and_accumulate
+            self._prepare: Callable[..., bool] = self._optimizer.pre_step
+            self._optimizer.pre_step = self._pre_step
 
     def attach(self, step: Callable[[], None]) -> None:
         """Call this once for each logical step, where Opacus would draw its noise."""
@@ -210,8 +247,11 @@ class OpacusSums:
         """
         return [_summed(self._optimizer, param) for param in self.params]
 
-    def hand_over(self, grads: Sequence[torch.Tensor]) -> None:
-        """Give the optimizer its noisy gradients, in its types, and mark the sums as used."""
+    def hand_over(self, grads: Sequence[torch.Tensor], batches: int = 1) -> None:
+        """Give the optimizer its noisy gradients, in its types, and mark the sums as used.
+
+        Opacus divides them itself, also by the number of batches.
+        """
         for param, grad in zip(self.params, grads, strict=True):
             param.grad = grad.view_as(param).to(param.dtype)
             _MARK(_summed(self._optimizer, param))
@@ -238,6 +278,10 @@ class OpacusSums:
             if hasattr(param, "grad_sample"):
                 param.grad_sample = None  # type: ignore[attr-defined]
 
+    def _pre_step(self, *given: Any, **named: Any) -> bool:
+        self._check_used()
+        return self._prepare(*given, **named)
+
     def _clip_and_accumulate(self) -> None:
         grads: list[torch.Tensor] = self._optimizer.grad_samples
         if all(part.dtype == torch.float32 for part in (*grads, *self.params)):
@@ -245,6 +289,25 @@ class OpacusSums:
         else:
             self._clip_in_float32(grads)
         self.examples += len(grads[0])
+
+    def _check_used(self) -> None:
+        """Raise if a parameter has no gradients of single examples."""
+        unused = [p for p in self.params if getattr(p, "grad_sample", None) is None]
+        if not unused:
+            return
+        self.drop()
+        if len(unused) == len(self.params):
+            raise ValueError(
+                "optimizer.step() must come after loss.backward() on a batch, got no gradients at "
+                "all; call backward, also for an empty batch"
+            )
+        names = {id(param): name for name, param in self._module.named_parameters()}
+        name = names.get(id(unused[0]), "?").removeprefix("_module.")
+        raise ValueError(
+            f"every trained parameter must take part in the loss, got none of {name!r} at this "
+            "step; freeze what is not used (requires_grad_(False)) before make_private, or take "
+            "grad_sample_mode='one_pass', where it counts as zero: nothing was released"
+        )
 
     def _clip_in_float32(self, grads: Sequence[torch.Tensor]) -> None:
         clips = getattr(self._optimizer, "max_grad_norms", None)
@@ -294,6 +357,7 @@ def wrap(
     options: Options,
 ) -> Wrapped:
     """Opacus's objects for a plan; the loader has the plan's batches already."""
+    validate(module)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Secure RNG turned off")
         engine = opacus.PrivacyEngine()
@@ -313,7 +377,8 @@ def wrap(
         wrap_model=options.wrap_model,
     )
     wrapped, private = returned[0], returned[1]
-    wrapped.forbid_grad_accumulation()
+    if not options.joins:
+        wrapped.forbid_grad_accumulation()
     private.attach_step_hook(lambda _: None)  # the step counts, not Opacus's accountant
     # Opacus computes this as int(N·(1/b)), which rounding can make one less, and 0.
     private.expected_batch_size = plan.divisor / world_size
@@ -323,7 +388,9 @@ def wrap(
 def collate(loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) -> Any:
     """The loader's collate function, with empty batches of the right shapes."""
     example = loader.dataset[0]
-    parts = example if isinstance(example, (tuple, list)) else ()
+    if not isinstance(example, (tuple, list)):
+        return WithEmpty(loader, batch_first=batch_first, rand_on_empty=rand_on_empty)
+    parts = cast(Sequence[Any], example)
     return wrap_collate_with_empty(
         collate_fn=loader.collate_fn,
         batch_first=batch_first,
@@ -349,8 +416,27 @@ def is_valid(module: nn.Module) -> bool:
 
 
 def validate(module: nn.Module) -> None:
-    """As ``is_valid``, but raises with the reason, such as BatchNorm."""
-    ModuleValidator.validate(module, strict=True)
+    """As ``is_valid``, but raises with the reason, such as BatchNorm.
+
+    Raises:
+        UnsupportedModuleError: Opacus's own type.
+    """
+    errors = ModuleValidator.validate(module, strict=False)
+    if not errors:
+        return
+    mixing = [
+        f"{name or 'the model itself'} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if isinstance(part, MIXING)
+    ]
+    if not mixing:
+        raise UnsupportedModuleError(errors)
+    raise UnsupportedModuleError(
+        f"module must treat the examples of a batch apart, got BatchNorm in {', '.join(mixing)}, "
+        "which mixes them, so that clipping bounds no example's share; call "
+        "PrivacyEngine.get_compatible_module(model), which puts GroupNorm in its place, before the "
+        "optimizer is made"
+    )
 
 
 def compatible(module: nn.Module) -> nn.Module:

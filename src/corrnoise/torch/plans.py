@@ -17,10 +17,18 @@ from corrnoise.participation import Participation
 from corrnoise.planning import Plan
 from corrnoise.planning import plan as best_plan
 from corrnoise.planning.verification import trust
-from corrnoise.samplings import Calibration, Sampling, account, calibrate
+from corrnoise.samplings import Calibration, Sampling, calibrate
+from corrnoise.samplings.functions import check_noise
+from corrnoise.torch.announcing import announce
 from corrnoise.torch.processes import Processes
+from corrnoise.torch.without_noise import not_private
 from corrnoise.torch.workload import workload_of
 from corrnoise.workloads import Workload
+
+# What make_private takes where no mechanism is named, and make_private_with_epsilon, which may
+# also let the planner choose: "best".
+DEFAULT_WITH_NOISE = "bisr"
+DEFAULT_WITH_EPSILON = "bisr"
 
 
 @dataclass(frozen=True)
@@ -65,30 +73,31 @@ class Request:
                 "make_private_with_epsilon"
             )
         part = self._participation()
-        mechanism = self._mechanism(part)
-        found = account(
-            mechanism,
-            part,
-            noise_multiplier=noise_multiplier,
-            delta=delta or 0.1 / self.num_examples,
-            sampling=self._sampling(mechanism, part),
-            progress=self.progress,
-        )
+        wanted = DEFAULT_WITH_NOISE if self.mechanism is None else self.mechanism
+        mechanism = self._mechanism(part, wanted)
+        sampling, delta = self._sampling(mechanism, part), delta or 0.1 / self.num_examples
+        if noise_multiplier == 0.0:
+            return self._plan(not_private(mechanism, part, sampling, delta))
+        samplings.require(sampling, mechanism, part)
+        sigma = check_noise(mechanism, part, noise_multiplier)
+        found = sampling.without_draws(mechanism, part, sigma, checks.probability("delta", delta))
+        announce(found)
         return self._plan(found)
 
     def with_epsilon(self, epsilon: float, delta: float) -> Plan:
         """The plan of a run that spends (ε, δ)."""
-        if self.mechanism == "best":
+        wanted = DEFAULT_WITH_EPSILON if self.mechanism is None else self.mechanism
+        if wanted == "best":
             return self._best(epsilon, delta)
         part = self._participation()
-        mechanism = self._mechanism(part)
+        mechanism = self._mechanism(part, wanted)
         found = calibrate(
             mechanism,
             part,
             epsilon=epsilon,
             delta=delta,
             sampling=self._sampling(mechanism, part),
-            progress=self.progress,
+            progress=self._shown("calibrating the noise"),
         )
         return self._plan(found)
 
@@ -111,9 +120,8 @@ class Request:
         epochs = checks.integer("epochs", self.epochs, 1)
         return Participation(epochs * self.min_sep, self.min_sep, epochs)
 
-    def _mechanism(self, part: Participation) -> Mechanism:
+    def _mechanism(self, part: Participation, wanted: str | Mechanism) -> Mechanism:
         """The mechanism as the noise will run it, in float32."""
-        wanted = "bisr" if self.mechanism is None else self.mechanism
         if isinstance(wanted, str):
             family = mechanisms.get(wanted)
             size = family.usual(part) if self.num_bands is None else self.num_bands
@@ -157,8 +165,12 @@ class Request:
             sampling=self._sampling(None, part),
             memory=self.memory,
             rounds=self.rounds,
-            progress=self.progress,
+            progress=self._shown("planning"),
         )
+
+    def _shown(self, title: str) -> Progress | bool:
+        """The user's progress function, or a bar that appears after a second."""
+        return Bar(title) if self.progress is None else self.progress
 
 
 def agreed(processes: Processes, make: Callable[[], Plan]) -> Plan:

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from corrnoise.torch import checkpoint
-from corrnoise.torch.setup import Setup
+from corrnoise.torch.accountant import Entry
+from corrnoise.torch.setup import NO_NOISE, Setup
+
+# What belongs to a key, in the header of a run.
+_KEYED = ("run_id", "key_fingerprint", "data", "parameters", "order")
+
+
+def warn_if_final(*, key_kept: bool, ledger_kept: bool) -> None:
+    """Say that a checkpoint that is being saved cannot be resumed, where that is so."""
+    missing = [
+        f"{name}=" for name, kept in (("key", key_kept), ("ledger", ledger_kept)) if not kept
+    ]
+    if missing:
+        warnings.warn(
+            f"this checkpoint has the weights, but its run cannot be resumed once the process "
+            f"ends: PrivacyEngine had no {' and no '.join(missing)}; give it paths for both, and "
+            "keep them apart from the checkpoint",
+            stacklevel=3,
+        )
 
 
 def state(run: Setup) -> dict[str, Any]:
@@ -23,12 +42,22 @@ def state(run: Setup) -> dict[str, Any]:
 
 def check(run: Setup, state: Mapping[str, Any]) -> None:
     """Raise unless the state belongs to this run, and the ledger has its steps."""
-    step = int(state["step"])
+    step, header = int(state["step"]), state["header"]
     different = [
-        f"{name} (was {state['header'].get(name)!r:.60}, is {value!r:.60})"
+        f"{name} (was {header.get(name)!r:.60}, is {value!r:.60})"
         for name, value in run.header.items()
-        if state["header"].get(name) != value
+        if header.get(name) != value
     ]
+    if header.get("key_fingerprint") != run.header["key_fingerprint"]:
+        # The digests of data and parameters depend on the key, and say nothing without it.
+        known = [line for line in different if line.split(" ")[0] not in _KEYED]
+        also = f"; it also differs in {'; '.join(known)}" if known else ""
+        raise ValueError(
+            f"the checkpoint must be loaded with the key of its run, {header['key_fingerprint']}, "
+            f"got {run.header['key_fingerprint']}, which would add other noise{also}; give "
+            "PrivacyEngine the key and the ledger of that run. If its key was not kept, the run "
+            "is over: load the weights into a model before make_private, and count both runs"
+        )
     if different:
         raise ValueError(
             f"the checkpoint must belong to this run, but differs in {'; '.join(different)}; "
@@ -57,8 +86,16 @@ def restore(run: Setup, state: Mapping[str, Any]) -> None:
     run.step.taken = step
 
 
-def contents(run: Setup, module_state: Mapping[str, Any], optimizer: Any) -> dict[str, Any]:
+def contents(
+    run: Setup, module_state: Mapping[str, Any], accountant: Mapping[str, Any], **parts: Any
+) -> dict[str, Any]:
     """The contents of a checkpoint, in the shape of Opacus's own.
+
+    Args:
+        run: that has begun.
+        module_state: of the model.
+        accountant: its state; Opacus's own accountants do not continue it.
+        parts: the optimizer and the schedulers, by the names of their arguments, or ``None``.
 
     Raises:
         ValueError: the model is sharded over processes.
@@ -68,19 +105,41 @@ def contents(run: Setup, module_state: Mapping[str, Any], optimizer: Any) -> dic
             "save_checkpoint is for models that one process holds; save a sharded one with "
             "torch.distributed.checkpoint, with engine.state_dict() beside it"
         )
-    plan = run.plan
-    data = {
+    states = {f"{name}_state_dict": part.state_dict() for name, part in parts.items() if part}
+    return {
         "module_state_dict": module_state,
-        "privacy_accountant_state_dict": {
-            # The name keeps Opacus's own accountants from continuing it.
-            "mechanism": "corrnoise",
-            "history": [(plan.noise_multiplier, 1 / plan.participation.min_sep, run.step.taken)],
-        },
+        "privacy_accountant_state_dict": accountant,
         "corrnoise": state(run),
+        **states,
     }
-    if optimizer is not None:
-        data["optimizer_state_dict"] = optimizer.state_dict()
-    return data
+
+
+def load_states(data: Mapping[str, Any], **parts: Any) -> None:
+    """Load what a checkpoint has of the optimizer and the schedulers that are given."""
+    for name, part in parts.items():
+        if part is not None and f"{name}_state_dict" in data:
+            part.load_state_dict(data[f"{name}_state_dict"])
+
+
+def without_noise(run: Setup, data: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is of another run, one without noise; says that ε is ∞ then."""
+    header = data.get("corrnoise", {}).get("header", {})
+    if header.get("noise") != NO_NOISE or header.get("run_id") == run.header["run_id"]:
+        return False
+    warnings.warn(
+        "the checkpoint is of a run without noise: its weights are loaded, and ε = ∞ for this run "
+        "from now on; start from a checkpoint that is private",
+        stacklevel=3,
+    )
+    return True
+
+
+def inherited(data: Mapping[str, Any]) -> list[Entry]:
+    """The history of a checkpoint."""
+    return [
+        (float(noise), float(rate), int(steps))
+        for noise, rate, steps in data["privacy_accountant_state_dict"]["history"]
+    ]
 
 
 def check_contents(

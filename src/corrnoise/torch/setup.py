@@ -18,7 +18,7 @@ from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.noise.generator.key import key_use, mark_released
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger, read_entries
-from corrnoise.torch import opacus
+from corrnoise.torch import opacus, seeds
 from corrnoise.torch.adam import introduce
 from corrnoise.torch.fingerprint import data_digest, parameter_digest
 from corrnoise.torch.gradient_noise import GradientNoise
@@ -29,8 +29,10 @@ from corrnoise.torch.placement import trained
 from corrnoise.torch.precision import check_precision
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.step import PrivateStep
+from corrnoise.torch.without_noise import is_private
 
 OWN = "one_pass"  # the mode of our own clipping
+NO_NOISE = "none"  # in the header of a run that is not private
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -119,16 +121,31 @@ def set_up(
             distributed=processes.distributed,
             stock_noise=options.noise_generator is not None,
         )
+    options = dataclasses.replace(options, joins=_may_join(plan))
     secret, run_id = _agreed_key(key, ledger, processes)
-    batches = plan.batches(secret, shuffled=shuffled)
+    drawn = seeds.draw(
+        plan,
+        secret,
+        data_loader,
+        processes,
+        shuffled=shuffled,
+        fresh=key is None,
+        seeded=not is_private(plan.calibration) or options.noise_generator is not None,
+    )
     largest = options.max_physical_batch_size
     sampler = StepSampler(
-        batches, next_step, processes.rank, processes.world_size, largest, options.views
+        drawn.batches,
+        next_step,
+        processes.rank,
+        processes.world_size,
+        largest,
+        options.views,
+        float(plan.sampling.rate(plan.participation)),
     )
     loader = step_loader(
         data_loader,
         sampler,
-        secret.subkey("augmentation"),
+        drawn.key.subkey("augmentation"),
         batch_first=options.batch_first,
         rand_on_empty=options.rand_on_empty,
     )
@@ -163,8 +180,9 @@ def set_up(
         "shuffled": shuffled,
         "settings": dict(settings),
         "publishes": publishes,
-        "noise": "torch" if noise is None else f"chacha{plan.rounds}",
+        "noise": _noise_name(plan, noise),
         "plan": plan.to_json(),
+        **drawn.header,
     }
     book = _open_ledger(ledger, header, secret, processes)
     marker = _keep_key(key, secret, book) if processes.rank == 0 else None
@@ -176,6 +194,7 @@ def set_up(
         book,
         secret,
         stand_in=options.rand_on_empty,
+        joins=options.joins,
         on_first=marker,
     )
     sums.attach(step)
@@ -238,6 +257,18 @@ _RELEASED: dict[str, str] = {}
 def forget(key: Key) -> None:
     """Let another run of this process use a key that protected nothing: that of an audit."""
     _RELEASED.pop(key.fingerprint, None)
+
+
+def _noise_name(plan: Plan, noise: CorrelatedNoise | None) -> str:
+    if not is_private(plan.calibration):
+        return NO_NOISE
+    return "torch" if noise is None else f"chacha{plan.rounds}"
+
+
+def _may_join(plan: Plan) -> bool:
+    """Whether one step may take several batches: see ``PrivateStep``."""
+    independent = plan.mechanism.independent or not is_private(plan.calibration)
+    return independent and not plan.sampling.secret
 
 
 def _agreed_key(source: object, ledger: Path | None, processes: Processes) -> tuple[Key, str]:

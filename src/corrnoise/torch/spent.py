@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
+from corrnoise import _checks as checks
 from corrnoise.planning import Plan
 from corrnoise.records import Statement
-from corrnoise.samplings import account
 from corrnoise.torch.setup import Setup
+from corrnoise.torch.without_noise import is_private
+
+# The source of a run with the user's own generator.
+_STOCK = "torch.normal, not cryptographic; nor are the batches, unless a key was given"
 
 
 class Spent:
-    """ε by the number of steps and δ, kept: for balls-in-bins a certificate takes seconds."""
+    """ε by the number of steps and δ: one curve for a run, and what it was asked for.
+
+    The ε of the whole run at the plan's δ is the plan's. Every other one is exact or a proven
+    bound, with no random draws, since a certificate takes longer than a user waits.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, float], float] = {}
+        self._curve: Callable[[int, float], float] | None = None
 
     def epsilon(self, plan: Plan, steps_taken: int, delta: float) -> float:
         """ε of the first steps of a plan, from its own analysis; exact, bound or certified.
@@ -22,19 +34,21 @@ class Spent:
             steps_taken: how many were released.
             delta: δ.
         """
-        if (steps_taken, delta) not in self._known:
-            whole = plan.calibration
-            if delta != whole.delta:
-                whole = account(
-                    whole.mechanism,
-                    whole.participation,
-                    noise_multiplier=whole.noise_multiplier,
-                    delta=delta,
-                    sampling=whole.sampling,
-                    failure_probability=whole.failure_probability or 1e-9,
+        whole = plan.calibration
+        if not steps_taken or not is_private(whole):
+            return whole.spent(steps_taken)
+        delta = checks.probability("delta", delta)
+        known = self._known
+        known.setdefault((plan.num_steps, whole.delta), whole.epsilon)
+        if (steps_taken, delta) not in known:
+            if self._curve is None:
+                self._curve = whole.sampling.curve(
+                    whole.mechanism, whole.participation, whole.noise_multiplier
                 )
-            self._known[steps_taken, delta] = whole.spent(steps_taken)
-        return self._known[steps_taken, delta]
+            # More steps and a smaller δ cost no less.
+            least = [x for (n, d), x in known.items() if n >= steps_taken and d <= delta]
+            known[steps_taken, delta] = min([self._curve(steps_taken, delta), *least])
+        return known[steps_taken, delta]
 
 
 def statement(run: Setup, *, steps_taken: int, epsilon: float, delta: float) -> Statement:
@@ -46,16 +60,27 @@ def statement(run: Setup, *, steps_taken: int, epsilon: float, delta: float) -> 
         epsilon: of these steps.
         delta: δ.
     """
+    if not is_private(run.plan.calibration):
+        raise ValueError(
+            "noise_multiplier must be above 0 for a privacy statement, got 0: the run is not "
+            "private, ε = ∞; train with noise, or leave the statement out"
+        )
     source = f"ChaCha{run.plan.rounds} keystream, Box-Muller"
-    return Statement.of(
+    found = Statement.of(
         run.plan,
         clip_norm=run.clip_norm,
         steps_taken=steps_taken,
         epsilon=epsilon,
         delta=delta,
-        noise_source=source if run.noise else "torch.normal, not cryptographic",
+        noise_source=source if run.noise else _STOCK,
         key_fingerprint=run.key.fingerprint,
         run_id=run.header["run_id"],
         publishes=run.header["publishes"],
         num_parameters=run.num_parameters if run.noise else None,
     )
+    if run.plan.calibration.kind == "certified" and epsilon != run.plan.epsilon:
+        # A part of the run is priced by a bound that holds with certainty.
+        return dataclasses.replace(
+            found, kind="bound", failure_probability=0.0, epsilon_without_sampling=None
+        )
+    return found

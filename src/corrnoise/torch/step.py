@@ -50,8 +50,8 @@ class Sums(Protocol):
         """The sums: one for each parameter, or larger pieces of the flat vector."""
         ...
 
-    def hand_over(self, grads: Sequence[torch.Tensor]) -> None:
-        """Give the optimizer its noisy gradients; the next batch begins."""
+    def hand_over(self, grads: Sequence[torch.Tensor], batches: int = 1) -> None:
+        """Give the optimizer its noisy gradients, of this many batches; the next one begins."""
         ...
 
     def own_noise(self) -> None:
@@ -79,6 +79,8 @@ class PrivateStep:
         key: for the digests of the ledger.
         stand_in: whether an empty batch comes as one example that stands for none, for modes that
             cannot run on an empty batch; its gradient is replaced by zeros.
+        joins: whether one step may take several batches in a row: only where batches are disjoint
+            and each step has noise of its own, so that an example still takes part once.
         on_first: called when the first step has been recorded, before it is released.
     """
 
@@ -92,13 +94,14 @@ class PrivateStep:
         key: Key,
         *,
         stand_in: bool = False,
+        joins: bool = False,
         on_first: Callable[[], None] | None = None,
     ) -> None:
         self.taken = 0  # how many steps were taken
         self.sums = sums
         sampler.restart = sums.drop
         self._process, self._stand_in = os.getpid(), stand_in
-        self._on_first = on_first
+        self._on_first, self._joins = on_first, joins
         self._hash = PositionHash(key.subkey("positions"))
         self._noise = noise
         self._placement = sums.placement
@@ -115,33 +118,46 @@ class PrivateStep:
                 that a new loop over the data loader begins with the whole batch of this step.
         """
         try:
-            self._take(self.taken)
+            self.taken = self._take(self.taken)
         except BaseException:
             self.sums.drop()
             raise
-        self.taken += 1
 
-    def _take(self, step: int) -> None:
-        self._check(step)
+    def _take(self, first: int) -> int:
+        """Take the step of a batch, or of several that were added up; the step after it."""
+        step = self._last(first)
+        self._check(first, step)
         grads = self.sums.gradients()
-        if self._stand_in and not self._sampler.share(step):
+        if self._stand_in and not any(map(self._sampler.share, range(first, step + 1))):
             for grad in grads:
                 grad.zero_()
         digest = self._digest(step, grads)
-        self.ledger.record(step, digest)
+        for each in range(first, step + 1):
+            self.ledger.record(each, digest)
         if self._on_first is not None:
             self._on_first()
             self._on_first = None
         if self._noise is None:
             self.sums.own_noise()
-            return
+            return step + 1
         grads = [grad if local(grad).is_contiguous() else grad.contiguous() for grad in grads]
         targets, offsets = self._placement.targets(grads)
-        if targets:
+        if targets and self._scale:
             self._noise.add_(targets, step, self._scale, offsets)
-        self.sums.hand_over(grads)
+        self.sums.hand_over(grads, step - first + 1)
+        return step + 1
 
-    def _check(self, step: int) -> None:
+    def _last(self, first: int) -> int:
+        """The last of the batches that the step takes: the one that the loop has.
+
+        Fixed batches of one epoch are disjoint. Added up before they get noise, they cost what they
+        cost one by one if each step has noise of its own: every example takes part once. A loop
+        ends with the epoch, and a new one starts with empty sums.
+        """
+        at = self._sampler.delivered
+        return at if self._joins and at is not None and at > first else first
+
+    def _check(self, first: int, step: int) -> None:
         if os.getpid() != self._process:
             raise ValueError(
                 "a run must stay in the process that called make_private, got a step in a fork of "
@@ -149,7 +165,8 @@ class PrivateStep:
                 "make_private in the process that trains"
             )
         self._sampler.check(step)
-        expected, found = len(self._sampler.share(step)), self.sums.examples
+        shares = [len(self._sampler.share(each)) for each in range(first, step + 1)]
+        expected, found = sum(shares), self.sums.examples
         if found != expected and not (expected == 0 and self._stand_in and found == 1):
             raise ValueError(
                 f"step {step} must be taken on the {expected} examples of its batch, each once, "

@@ -14,6 +14,9 @@ real, are given by their coefficients, which the same recursion computes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -23,11 +26,13 @@ from corrnoise.workloads import Workload
 
 
 def workload_of(optimizer: torch.optim.Optimizer, num_steps: int) -> Workload:
-    """The workload of an optimizer, read from its first parameter group as it is now.
+    """The workload of an optimizer, read from its parameter groups as they are now.
 
-    SGD is exact for a constant learning rate. Optimizers of the Adam family are not linear; they
-    are taken as SGD whose momentum is their first beta, with AdamW's decay 1 - η·λ. Any other is
-    taken as running sums.
+    Where groups differ, the one with the most trained parameters decides. SGD is exact for a
+    constant learning rate; a warm-up that starts at 0 is read as the rate that it leads to.
+    Optimizers of the Adam family are not linear; they are taken as SGD whose momentum is their
+    first beta, with AdamW's decay 1 - η·λ. Others with a momentum, such as RMSprop, are taken as
+    SGD with it, and any other as running sums.
 
     >>> weight = torch.nn.Parameter(torch.zeros(3))
     >>> workload_of(torch.optim.SGD([weight], lr=0.1, momentum=0.9), 100)
@@ -36,19 +41,30 @@ def workload_of(optimizer: torch.optim.Optimizer, num_steps: int) -> Workload:
     sgd(100, momentum=0.0, decay=0.999)
     """
     optimizer = unwrapped(optimizer)
-    group = optimizer.param_groups[0]
-    # A schedule has put its own first rate in place, 0 where it warms up, and keeps the user's.
-    rate = float(group.get("initial_lr", group.get("lr", 0.0)))
-    shrink = float(group.get("weight_decay", 0.0))
+    group = max(optimizer.param_groups, key=_size)
+    rate, shrink = _rate(group), float(group.get("weight_decay", 0.0))
     if isinstance(optimizer, torch.optim.SGD):
         momentum = float(group["momentum"])
         return _sgd(num_steps, momentum, rate * shrink, bool(group["nesterov"]))
     betas = group.get("betas")
     if betas is None:
+        momentum = float(group.get("momentum", 0.0))
+        if 0.0 < momentum < 1.0:
+            return workloads.sgd(num_steps, momentum=momentum)
         return workloads.prefix_sum(num_steps)
     decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay")
     decay = min(1.0, max(0.0, 1.0 - rate * shrink)) if decoupled else 1.0
     return workloads.sgd(num_steps, momentum=float(betas[0]), decay=decay)
+
+
+def _size(group: Mapping[str, Any]) -> int:
+    """How many numbers a group trains."""
+    return sum(param.numel() for param in group["params"] if param.requires_grad)
+
+
+def _rate(group: Mapping[str, Any]) -> float:
+    """The learning rate; a schedule has put its own first one in place, and keeps the user's."""
+    return float(group.get("initial_lr", group.get("lr", 0.0)))
 
 
 def _sgd(num_steps: int, momentum: float, shrink: float, nesterov: bool) -> Workload:

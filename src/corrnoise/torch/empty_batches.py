@@ -1,0 +1,45 @@
+"""Empty batches, which random sampling draws now and then, for examples that are no tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader
+
+
+class WithEmpty:
+    """A collate function with empty batches for examples that are no tuples, such as dictionaries.
+
+    An empty batch has the structure of a batch of one example, with no rows. With
+    ``rand_on_empty`` it has one row of zeros, whose gradient the step replaces by zeros.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) -> None:
+        self._collate, self._dataset = loader.collate_fn, loader.dataset
+        self._dim, self._stand_in = 0 if batch_first else 1, rand_on_empty
+
+    def __call__(self, batch: list[Any]) -> Any:
+        """The batch, or an empty one."""
+        if batch:
+            return self._collate(batch)
+        return self._emptied(self._collate([self._dataset[0]]))
+
+    def _emptied(self, part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            if self._stand_in or part.dim() <= self._dim:
+                return torch.zeros_like(part)
+            return part.narrow(self._dim, 0, 0)
+        if isinstance(part, Mapping):
+            named = cast(Mapping[Any, Any], part)
+            return {name: self._emptied(value) for name, value in named.items()}
+        if isinstance(part, (list, tuple)):
+            values = cast(Sequence[Any], part)
+            inner = [value for value in values if isinstance(value, (torch.Tensor, Mapping))]
+            # Else a list of what the example had, such as its text: nothing of it may be left.
+            return [self._emptied(value) for value in values] if inner else []
+        raise ValueError(
+            f"a batch must consist of tensors, or of lists and dictionaries of them, got a "
+            f"{type(part).__name__} for an empty one; return a tensor from collate_fn"
+        )

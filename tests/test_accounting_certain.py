@@ -1,0 +1,48 @@
+"""Prices of balls-in-bins with no random draws, as one curve for a run."""
+
+from __future__ import annotations
+
+import pytest
+
+import corrnoise as cn
+from corrnoise.accounting import certain
+
+N, B = 200, 20
+
+
+def mechanism(name):
+    workload = cn.workloads.sgd(N, momentum=0.9)
+    part = cn.Participation(N, B, N // B)
+    return cn.mechanisms.build(name, workload, part, None if name == "dp_sgd" else 4)
+
+
+@pytest.mark.parametrize("name", ["bisr", "dp_sgd"])
+@pytest.mark.parametrize("sigma", [1.0, 5.0])
+def test_a_curve_holds_and_is_close_to_a_search(name, sigma):
+    found = mechanism(name)
+    curve = certain.Curve(lambda steps: found.first(steps).bins(B), sigma)
+    for steps, delta in ((20, 1e-5), (200, 1e-5), (60, 1e-3), (33, 1e-5)):
+        bins = found.first(steps).bins(B)
+        value, least = curve(steps, delta), certain.epsilon(bins, sigma, delta)
+        assert certain.delta(bins, sigma, value) <= delta
+        assert 0.98 * least <= value <= 1.25 * least
+
+
+def test_later_prices_take_few_evaluations(monkeypatch):
+    found = mechanism("bisr")
+    curve = certain.Curve(lambda steps: found.first(steps).bins(B), 3.0)
+    curve(200, 1e-5)
+
+    def refuse(*given):
+        raise AssertionError("a whole search")
+
+    monkeypatch.setattr(certain, "epsilon", refuse)
+    assert curve(20, 1e-5) < curve(100, 1e-5) < curve(200, 1e-6)
+
+
+def test_nothing_is_spent_where_delta_covers_it():
+    found = mechanism("dp_sgd")
+    curve = certain.Curve(lambda steps: found.first(steps).bins(B), 50.0)
+    assert curve(20, 0.5) == 0.0
+    assert curve(200, 1e-5) > 0.0
+    assert curve(20, 0.9) == 0.0

@@ -158,11 +158,12 @@ def test_two_bins_agree_with_numerical_integration(correlation, sigma, epsilon, 
 
 
 @pytest.mark.parametrize("folds", [1, 2, 3])
-def test_every_number_of_folds_is_unbiased_and_keeps_its_bound(monkeypatch, folds):
-    monkeypatch.setattr(balls_in_bins, "_folds", lambda bins: (folds,))
+def test_every_number_of_folds_is_unbiased_and_keeps_its_bound(folds):
     bins = bins_of(mechanisms.bisr(workloads.prefix_sum(40), num_bands=3).strategy_coef, 8)
     reference = sampled(bins, 2.0, 2.0, samples=400_000, seed=1)
-    tilt = balls_in_bins._tilt_remove(bins, 2.0, 2.0)
+    shape = balls_in_bins._best_tuples(bins, 2.0, 2.0, folds).shape
+    assert shape.folds == folds
+    tilt = balls_in_bins._tilt_remove(bins, 2.0, 2.0, shape)
     generator = np.random.default_rng(5)
     values = tilt.values(generator, bins.draw(generator, 100_000))
     assert values.max() <= tilt.largest * (1 + 1e-12)

@@ -20,7 +20,7 @@ from corrnoise.samplings import Calibration
 # A change that lowers the error by less is not worth a line.
 _WORTH = 0.02
 # Estimates beyond this many steps or bins would take seconds.
-_MOST_STEPS, _MOST_BINS = 50_000, 1_000
+_MOST_STEPS, _MOST_BINS = 10_000, 300
 _BANDS = 4
 
 

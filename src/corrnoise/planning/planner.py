@@ -243,11 +243,13 @@ def _candidates(question: Question, names: Sequence[str] | None) -> list[tuple[F
 def _priced(problems: Sequence[_Problem]) -> Iterator[Priced]:
     """All candidates, priced on all cores, in the order of the problems."""
     built = Built()
+    work = [(p.pricing, *candidate) for p in problems for candidate in p.candidates]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from pool.map(
-            lambda one: one[0].price(*one[1], built),
-            [(p.pricing, candidate) for p in problems for candidate in p.candidates],
-        )
+        # Searches under amplification take longest and begin first.
+        order = sorted(range(len(work)), key=lambda i: not work[i][2].note)
+        futures = {i: pool.submit(work[i][0].price, *work[i][1:], built) for i in order}
+        for i in range(len(work)):
+            yield futures[i].result()
 
 
 def _certify_the_best(priced: list[Priced], pricings: Mapping[str, Pricing], share: Share) -> None:

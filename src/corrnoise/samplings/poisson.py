@@ -11,13 +11,14 @@ q = 1/b.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise.accounting import Draws, gaussian, pld
+from corrnoise.accounting import Draws, gaussian, pld, roots
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
@@ -88,7 +89,14 @@ class CyclicPoisson(Sampling):
         draws: Draws,
     ) -> float:
         """The noise within a percent, from few evaluations."""
-        return self._least_noise(mechanism, participation, epsilon, delta, _ROUGH)
+        n, near = participation.num_steps, self._near(mechanism, participation, epsilon, delta)
+
+        def excess(log_noise: float) -> float:
+            found = self.delta(mechanism, participation, math.exp(log_noise), epsilon, n)
+            return math.log(max(found, sys.float_info.min) / delta)
+
+        start = math.log(near)
+        return math.exp(roots.falling(excess, start, (start - 5.0, start + 5.0), _ROUGH))
 
     def _near(
         self, mechanism: Mechanism, participation: Participation, epsilon: float, delta: float

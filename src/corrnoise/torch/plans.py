@@ -25,10 +25,10 @@ from corrnoise.torch.without_noise import not_private
 from corrnoise.torch.workload import workload_of
 from corrnoise.workloads import Workload
 
-# What make_private takes where no mechanism is named, and make_private_with_epsilon, which may
-# also let the planner choose: "best".
+# What make_private takes where no mechanism is named, and make_private_with_epsilon: there the
+# planner chooses sampling and mechanism, so that the error is at most that of Opacus's method.
 DEFAULT_WITH_NOISE = "bisr"
-DEFAULT_WITH_EPSILON = "bisr"
+DEFAULT_WITH_EPSILON = "best"
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,13 @@ class Request:
 
     def with_epsilon(self, epsilon: float, delta: float) -> Plan:
         """The plan of a run that spends (ε, δ)."""
-        wanted = DEFAULT_WITH_EPSILON if self.mechanism is None else self.mechanism
+        part = self._participation()
+        wanted = self.mechanism
+        if wanted is None:
+            plannable = _plannable(self._workload(part.num_steps)) and self.num_bands is None
+            wanted = DEFAULT_WITH_EPSILON if plannable else DEFAULT_WITH_NOISE
         if wanted == "best":
             return self._best(epsilon, delta)
-        part = self._participation()
         mechanism = self._mechanism(part, wanted)
         found = calibrate(
             mechanism,
@@ -136,20 +139,26 @@ class Request:
     def _workload(self, num_steps: int) -> Workload:
         return self.workload or workload_of(self.optimizer, num_steps)
 
-    def _sampling(self, mechanism: Mechanism | None, part: Participation) -> Sampling:
+    def _sampling_or_best(self) -> str | Sampling:
+        """As asked for; else the best of all, or of those without random batches."""
+        if self.sampling is not None:
+            return self.sampling
+        return samplings.BEST if self.poisson_sampling else samplings.FIXED
+
+    def _sampling(self, mechanism: Mechanism, part: Participation) -> Sampling:
         """As asked for; else Opacus's own where that is valid, or the one for correlated noise."""
         if self.sampling is not None:
             return samplings.get(self.sampling)
         if not self.poisson_sampling:
             return samplings.FIXED
-        if mechanism is not None and not samplings.POISSON.objection(mechanism, part):
+        if not samplings.POISSON.objection(mechanism, part):
             return samplings.POISSON
         return samplings.get(samplings.DRAWN)
 
     def _best(self, epsilon: float, delta: float) -> Plan:
         part = self._participation()
         workload = self._workload(part.num_steps)
-        if workload.momentum is None or workload.decay is None:
+        if not _plannable(workload):
             raise ValueError(
                 f"mechanism='best' needs SGD with momentum and decay, got {workload!r}; "
                 "name a mechanism, or pass plan="
@@ -160,9 +169,9 @@ class Request:
             num_steps=part.num_steps,
             epsilon=epsilon,
             delta=delta,
-            momentum=workload.momentum,
-            decay=workload.decay,
-            sampling=self._sampling(None, part),
+            momentum=workload.momentum or 0.0,
+            decay=1.0 if workload.decay is None else workload.decay,
+            sampling=self._sampling_or_best(),
             memory=self.memory,
             rounds=self.rounds,
             progress=self._shown("planning"),
@@ -171,6 +180,11 @@ class Request:
     def _shown(self, title: str) -> Progress | bool:
         """The user's progress function, or a bar that appears after a second."""
         return Bar(title) if self.progress is None else self.progress
+
+
+def _plannable(workload: Workload) -> bool:
+    """Whether the workload is SGD with momentum and decay, which the planner takes."""
+    return workload.momentum is not None and workload.decay is not None
 
 
 def agreed(processes: Processes, make: Callable[[], Plan]) -> Plan:

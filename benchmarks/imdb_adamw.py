@@ -21,9 +21,9 @@ values, and trains the head; it needs peft, which may lie on PYTHONPATH.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
-import statistics
 import time
 import warnings
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -38,6 +38,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import corrnoise as cn
+import imdb_table
 from corrnoise import _files
 from corrnoise.apps import training
 from corrnoise.apps.datasets import Tensors, whole_batch
@@ -280,33 +281,21 @@ def run_all(cases: list[Case], minutes: float, workers: int, smoke: bool) -> Non
     print(f"{len(open_runs(cases))} runs can be started next")
 
 
-def table(cases: list[Case]) -> tuple[str, list[dict[str, Any]]]:
-    """Markdown, and the rows."""
+def results(cases: list[Case]) -> list[dict[str, Any]]:
+    """What is finished: for each case what was tuned, and the runs with all reviews."""
     rows: list[dict[str, Any]] = []
-    lines = [
-        "| ε | trained | method | learning rate | clip norm | test accuracy | seeds |",
-        "|---:|---|---|---:|---:|---:|---:|",
-    ]
     for case in cases:
         _, best, tried = tuned(case)
         if best is None:
             continue
         every = [Training(case, best.rate, best.clip_norm, seed) for seed in range(SEEDS)]
-        results = [got for run in every if (got := finished(run)) is not None]
-        if not results:
-            continue
-        found = [got["accuracy"] for got in results]
-        error = f" ± {statistics.stdev(found) / len(found) ** 0.5:.2f}" if len(found) > 1 else ""
-        lines.append(
-            f"| {case.epsilon:g} | {case.part} | {case.method} | "
-            f"{results[0]['learning_rate']:.2g} | {best.clip_norm:g} | "
-            f"{statistics.mean(found):.2f}{error} % | {len(found)} |"
-        )
-        tuning = [
-            {"rate": t.rate, "clip_norm": t.clip_norm, "held_out": v} for t, v in tried.items()
-        ]
-        rows.append({**asdict(case), "tried": tuning, "runs": results})
-    return "\n".join(lines), rows
+        runs = [got for run in every if (got := finished(run)) is not None]
+        if runs:
+            tuning = [
+                {"rate": t.rate, "clip_norm": t.clip_norm, "held_out": v} for t, v in tried.items()
+            ]
+            rows.append({**asdict(case), "tried": tuning, "runs": runs})
+    return rows
 
 
 def main() -> None:
@@ -339,10 +328,14 @@ def main() -> None:
     elif given.command == "run":
         run_all(cases, given.minutes, given.workers, given.smoke)
     else:
-        text, rows = table(cases)
-        print(text)
+        found = {
+            "delta": DELTA,
+            "date": datetime.date.today().isoformat(),
+            "rows": results(cases),
+        }
+        print(imdb_table.table(found))
         if given.json:
-            _files.write(given.json, json.dumps({"delta": DELTA, "rows": rows}, indent=1) + "\n")
+            _files.write(given.json, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ BENCHMARKS = ROOT / "benchmarks"
 STORM = ROOT / "benchmarks" / "storm.json"
 AUDIT = ROOT / "benchmarks" / "audit.json"
 _HELP = re.compile(r"<!-- help:(?P<command>[a-z ]*) -->")
+# Benchmarks with a file NAME_table.py, and their results.
+_TABLES = {"rounding": "rounding.json", "imdb": "imdb-adamw.json"}
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 
 
@@ -31,15 +33,16 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace ``<!-- help: plan -->`` by what ``corrnoise plan --help`` prints.
 
-    And ``<!-- audit -->``, ``<!-- storm -->``, ``<!-- rounding -->`` and ``<!-- steps: FILE -->``
-    by what those benchmarks have measured.
+    And ``<!-- audit -->``, ``<!-- storm -->``, ``<!-- rounding -->``, ``<!-- imdb -->`` and
+    ``<!-- steps: FILE -->`` by what those benchmarks have measured.
     """
     if "<!-- audit -->" in markdown:
         markdown = markdown.replace("<!-- audit -->", audits())
     if "<!-- storm -->" in markdown:
         markdown = markdown.replace("<!-- storm -->", storm_counts())
-    if "<!-- rounding -->" in markdown:
-        markdown = markdown.replace("<!-- rounding -->", rounding())
+    for name, file in _TABLES.items():
+        if f"<!-- {name} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {name} -->", measured(name, file))
     markdown = _STEPS.sub(lambda found: steps(found["file"]), markdown)
     return _HELP.sub(lambda found: f"```text\n{help_of(found['command'].split())}```", markdown)
 
@@ -53,10 +56,10 @@ def steps(name: str) -> str:
     return f"{table(found)}\n\n{about}"
 
 
-def rounding() -> str:
-    """The table of what counting rounding costs."""
-    tables = _of_benchmarks("rounding_table")
-    found = json.loads((BENCHMARKS / "rounding.json").read_text())
+def measured(name: str, file: str) -> str:
+    """The table of a benchmark, and where its numbers come from."""
+    tables = _of_benchmarks(f"{name}_table")
+    found = json.loads((BENCHMARKS / file).read_text())
     return f"{tables.table(found)}\n\n{tables.about(found)}"
 
 

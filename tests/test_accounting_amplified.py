@@ -175,7 +175,8 @@ def test_the_search_descends_from_the_best_starts(monkeypatch):
         amplified, "_improved", lambda start, error: seen.append(error(start)) or start
     )
     cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=3, **BUDGET)
-    assert seen == ranked[:2]
+    # An estimate begins near the one before it, so its last digits depend on the order.
+    assert seen == pytest.approx(ranked[:2], rel=2e-4)
 
 
 def test_what_balls_in_bins_does_not_cover_is_refused():

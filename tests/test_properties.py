@@ -180,6 +180,7 @@ alternatives = st.builds(
     labels,
     st.sampled_from(FAMILIES),
     st.none() | st.integers(1, 1000),
+    st.sampled_from(cn.samplings.names()),
     st.none() | positive,
     st.none() | positive,
     st.none() | st.sampled_from(["exact", "bound", "certified", "estimate"]),

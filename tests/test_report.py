@@ -267,7 +267,8 @@ def test_the_tables_show_the_values():
         ]
     alternatives = page.rows("alternatives")
     for a, row in zip(runs[0].plan.alternatives, alternatives, strict=True):
-        assert row[1:6] == [
+        assert row[1:7] == [
+            a.sampling,
             number(a.error),
             rounded_up(a.noise_multiplier),
             a.kind,
@@ -275,7 +276,7 @@ def test_the_tables_show_the_values():
             number(a.step_cost, 3),
         ]
     (chosen,) = (row for row in alternatives if row[-1] == "chosen")
-    assert chosen[1:3] == [number(runs[0].plan.error), rounded_up(runs[0].plan.noise_multiplier)]
+    assert chosen[2:4] == [number(runs[0].plan.error), rounded_up(runs[0].plan.noise_multiplier)]
 
 
 def test_the_marks_show_the_values():
@@ -453,7 +454,7 @@ def test_noise_multipliers_are_rounded_up():
         exact = [plan.noise_multiplier] + [a.noise_multiplier for a in plan.alternatives]
         tiles = [n for n in page.root.walk() if n.attrs.get("class") == "tile"]
         (tile,) = (n.children[1].text for n in tiles if n.children[0].text == "Noise multiplier")
-        written = [tile, *(row[2] for row in page.rows("alternatives"))]
+        written = [tile, *(row[3] for row in page.rows("alternatives"))]
         for value, text in zip(exact, written, strict=True):
             assert value * (1 - 1e-12) <= float(text) <= value * (1 + 1e-4)
 

@@ -134,6 +134,9 @@ def plan(
     share.finish()
     priced.sort(key=lambda p: p.error)
     chosen = _choose(priced)
+    if len(problems) > 1:
+        # What one sampling has no analysis for is an alternative of another one.
+        priced = [p for p in priced if not p.refused]
     assert chosen.calibration is not None
     assert chosen.alternative.scheme is not None
     how, part = chosen.calibration.sampling, chosen.calibration.participation

@@ -44,11 +44,12 @@ class Built:
 
 @dataclass(frozen=True)
 class Priced:
-    """A candidate, built and priced."""
+    """A candidate, built and priced; ``refused`` where the sampling has no analysis for it."""
 
     alternative: Alternative
     mechanism: Mechanism | None = None
     calibration: Calibration | None = None
+    refused: bool = False
 
     @property
     def error(self) -> float:
@@ -110,7 +111,7 @@ class Pricing:
         except OverflowError as problem:
             return Priced(replace(blank, reason=str(problem)))
         if refused:
-            return Priced(replace(blank, reason=refused))
+            return Priced(replace(blank, reason=refused), refused=True)
         # No scheme keeps more vectors than there are steps.
         memory = spec.num_steps if self.memory is None else self.memory
         scheme = _scheme.choose(spec, memory, self.rounds)

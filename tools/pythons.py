@@ -35,8 +35,12 @@ LIGHT = (
 LEFT_OUT = frozenset(
     {
         "PLD_accounting",
+        "accelerate",
+        "datasets",
+        "lightning",
         "mkdocs",
         "opacus",
+        "peft",
         "pyarrow",
         "selenium",
         "sklearn",

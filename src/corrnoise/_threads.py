@@ -10,6 +10,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 
 @contextmanager
@@ -18,7 +23,14 @@ def one_blas_thread() -> Generator[None, None, None]:
     if importlib.util.find_spec("threadpoolctl") is None:
         yield
         return
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(1, user_api="blas"):
+    with _controller().limit(limits=1, user_api="blas"):
         yield
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    """The BLAS libraries of NumPy and SciPy, looked for once: it takes milliseconds."""
+    import scipy.linalg  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()

@@ -72,7 +72,7 @@ def exact(variance, b, lengths, epsilon):
 
 def found(variance, b, lengths, epsilon):
     h = epoch.spacing(variance, b, lengths[0])
-    pairs = [epoch.pair(variance, b, r, h) for r in lengths]
+    pairs = [epoch.pair(lognormal.LognormalSum(variance, b, r), h) for r in lengths]
     return tuple(
         composed._composed([(losses, 1) for losses in each], h, epsilon)
         for each in zip(*pairs, strict=True)

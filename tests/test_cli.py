@@ -220,7 +220,6 @@ def test_a_missing_extra_is_named(run, monkeypatch):
 @pytest.mark.parametrize(
     ("module", "line", "extra"),
     [
-        ("dp_accounting", f"plan {RUN} --sampling poisson", "accounting"),
         ("sklearn.datasets", "train --data digits", "demo"),
         ("matplotlib", "reproduce fig-convergence --smoke", "plots"),
     ],

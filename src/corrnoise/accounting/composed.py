@@ -24,11 +24,14 @@ import numpy as np
 from corrnoise.accounting import convolution, epoch, gaussian
 from corrnoise.accounting.convolution import Array
 from corrnoise.accounting.epoch import Losses
+from corrnoise.accounting.lognormal import LognormalSum
 
 # Standard deviations of the composed loss in half a window, and the most points of a window.
 _HALF, _MOST_POINTS = 12.0, 1 << 20
 # The largest tilt of a loss.
 _MOST_TILT = 500.0
+# Groups of losses when a tilt is looked for.
+_FEW = 2000
 # The relative width of the bracket that a search for noise ends with.
 _TOLERANCE = 1e-5
 # Relative; far above the rounding errors of what is not a transform.
@@ -57,9 +60,14 @@ def delta_bound(sigma: float, num_bins: int, num_steps: int, epsilon: float) -> 
         if length and count:
             h = h or epoch.spacing(sigma**-2, num_bins, length)
             parts.append((_pair(sigma**-2, num_bins, length, h), count))
+    return min(delta(parts, h, epsilon), most)
+
+
+def delta(parts: list[tuple[epoch.Pair, int]], h: float, epsilon: float) -> float:
+    """An upper bound of δ(ε), in both directions, of pairs on one grid, each so many times."""
     remove = _composed([(found.remove, count) for found, count in parts], h, epsilon)
     add = _composed([(found.add, count) for found, count in parts], h, epsilon)
-    return min(max(remove, add), most)
+    return max(remove, add)
 
 
 def noise(num_bins: int, num_steps: int, epsilon: float, delta: float) -> float:
@@ -95,7 +103,7 @@ def noise(num_bins: int, num_steps: int, epsilon: float, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def _pair(variance: float, num_bins: int, num_steps: int, h: float) -> epoch.Pair:
-    return epoch.pair(variance, num_bins, num_steps, h)
+    return epoch.pair(LognormalSum(variance, num_bins, num_steps), h)
 
 
 def _composed(parts: list[tuple[Losses, int]], h: float, epsilon: float) -> float:
@@ -149,11 +157,13 @@ def _tilt(parts: list[tuple[Losses, int]], losses: list[Array], target: float) -
     """The λ ≥ 0 at which the tilted losses have the mean ``target``, about."""
     from scipy.optimize import brentq  # deferred, like all of SciPy, for a quick import
 
+    coarse = [_coarse(x.mass, loss) for (x, _), loss in zip(parts, losses, strict=True)]
+
     def excess(tilt: float) -> float:
         total = -target
-        for (x, count), loss in zip(parts, losses, strict=True):
-            mass = x.mass * np.exp(tilt * (loss - loss[-1]))
-            total += count * float(mass @ loss) / float(np.sum(mass))
+        for (_, count), (mass, loss) in zip(parts, coarse, strict=True):
+            tilted = mass * np.exp(tilt * (loss - loss[-1]))
+            total += count * float(tilted @ loss) / float(np.sum(tilted))
         return total
 
     if excess(0.0) >= 0.0:
@@ -162,6 +172,14 @@ def _tilt(parts: list[tuple[Losses, int]], losses: list[Array], target: float) -
     if excess(most) <= 0.0:
         return most
     return float(brentq(excess, 0.0, most, rtol=1e-3, xtol=1e-3 * most))
+
+
+def _coarse(mass: Array, loss: Array) -> tuple[Array, Array]:
+    """The masses of groups of neighbouring losses, and their means: few, for a search."""
+    starts = np.arange(0, mass.size, -(-mass.size // _FEW))
+    total, weighted = np.add.reduceat(mass, starts), np.add.reduceat(mass * loss, starts)
+    kept = total > 0.0
+    return total[kept], weighted[kept] / total[kept]
 
 
 def _folded(mass: Array, size: int) -> Array:

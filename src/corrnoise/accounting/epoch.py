@@ -25,17 +25,29 @@ floating-point arithmetic too, not below the one that was computed.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from corrnoise.accounting.convolution import Array
-from corrnoise.accounting.lognormal import LARGEST_NORMAL, LognormalSum
+from corrnoise.accounting.lognormal import LARGEST_NORMAL
 
 # The part of the standard deviation of log S that nodes are apart; at most so many nodes.
 _SPACING, _MOST_NODES = 1.0 / 64.0, 40_000
 # The rounding error of the masses of the hull, relative, after their check.
 _CHECKED = 1e-9
+
+
+class Curves(Protocol):
+    """H and K of a pair, as upper values at nodes."""
+
+    def calls(self, h: float) -> Array:
+        """Upper values of H at s = 1, e^h, e^{2h}, … until they are negligible."""
+        ...
+
+    def puts(self, h: float) -> Array:
+        """Upper values of K at s = 1, e^{-h}, e^{-2h}, … until they are negligible."""
+        ...
 
 
 class Losses(NamedTuple):
@@ -60,17 +72,17 @@ def spacing(variance: float, num_bins: int, num_steps: int) -> float:
     return max(_SPACING * deviation, math.log1p(largest) / _MOST_NODES)
 
 
-def pair(variance: float, num_bins: int, num_steps: int, h: float) -> Pair:
-    """The pair that dominates the first ``num_steps`` steps of an epoch of ``num_bins`` steps.
+def pair(curves: Curves, h: float) -> Pair:
+    """The pair that dominates one with these curves, on nodes of distance h.
 
+    >>> from corrnoise.accounting.lognormal import LognormalSum
     >>> h = spacing(1.0, 5, 5)
-    >>> found = pair(1.0, 5, 5, h).remove  # random allocation of one step in five
+    >>> found = pair(LognormalSum(1.0, 5, 5), h).remove  # random allocation of one step in five
     >>> loss = h * np.arange(found.first, found.first + found.mass.size)
     >>> round(float(found.mass @ np.maximum(1.0 - np.exp(1.0 - loss), 0.0)), 5)
     0.01378
     """
-    total = LognormalSum(variance, num_bins, num_steps)
-    high, low = total.calls(h), total.puts(h)[::-1]
+    high, low = curves.calls(h), curves.puts(h)[::-1]
     high[0] = low[-1] = min(high[0], low[-1])  # H(1) = K(1)
     calls, puts = high.size - 1, low.size - 1
     loss = h * np.arange(-puts, calls + 1)

@@ -11,14 +11,14 @@ q = 1/b.
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise.accounting import Draws, gaussian, pld, roots
+from corrnoise import _extras
+from corrnoise.accounting import gaussian, poisson
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
@@ -27,13 +27,10 @@ from corrnoise.samplings.batches import Batches, Indices, random_words
 from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.sampling import Array, Sampling, require
 
-# The relative error of an estimate of the noise.
-_ROUGH = 1e-2
-
 
 @dataclass(frozen=True)
 class CyclicPoisson(Sampling):
-    """Cyclic Poisson batches, priced by a PLD accountant.
+    """Cyclic Poisson batches, priced by composing their steps (``corrnoise.accounting.poisson``).
 
     The sampling probability is rounded down to a multiple of 2^-64; a smaller one is never less
     private. A batch takes O(num_examples).
@@ -44,10 +41,9 @@ class CyclicPoisson(Sampling):
         "cyclic Poisson: each example in one of p groups, the groups visited in turn, each example "
         "of a group with probability p/b"
     )
-    accountant: ClassVar[str] = "privacy loss distribution (dp_accounting)"
+    accountant: ClassVar[str] = "composition of dominating pairs of Poisson-sampled steps"
     secret: ClassVar[bool] = True
     amplification: ClassVar[Amplification] = "bands"
-    slow: ClassVar[bool] = True
 
     def objection(self, mechanism: Mechanism, participation: Participation) -> str:
         """C must be a Toeplitz matrix of at most b bands."""
@@ -66,37 +62,9 @@ class CyclicPoisson(Sampling):
         epsilon: float,
         num_steps: int,
     ) -> float:
-        """An upper bound by the privacy loss distribution."""
-        return pld.delta(_event(mechanism, participation, noise_multiplier, num_steps), epsilon)
-
-    def epsilon(
-        self,
-        mechanism: Mechanism,
-        participation: Participation,
-        noise_multiplier: float,
-        delta: float,
-        num_steps: int,
-    ) -> float:
-        """An upper bound by the privacy loss distribution."""
-        return pld.epsilon(_event(mechanism, participation, noise_multiplier, num_steps), delta)
-
-    def estimate(
-        self,
-        mechanism: Mechanism,
-        participation: Participation,
-        epsilon: float,
-        delta: float,
-        draws: Draws,
-    ) -> float:
-        """The noise within a percent, from few evaluations."""
-        n, near = participation.num_steps, self._near(mechanism, participation, epsilon, delta)
-
-        def excess(log_noise: float) -> float:
-            found = self.delta(mechanism, participation, math.exp(log_noise), epsilon, n)
-            return math.log(max(found, sys.float_info.min) / delta)
-
-        start = math.log(near)
-        return math.exp(roots.falling(excess, start, (start - 5.0, start + 5.0), _ROUGH))
+        """An upper bound of δ(ε), tight up to grids."""
+        q, sigma, count = _steps(mechanism, participation, noise_multiplier, num_steps)
+        return poisson.delta_bound(q, sigma, count, epsilon)
 
     def _near(
         self, mechanism: Mechanism, participation: Participation, epsilon: float, delta: float
@@ -108,8 +76,15 @@ class CyclicPoisson(Sampling):
 
     def event(self, calibration: Calibration) -> Any:
         """The run as composed Poisson-sampled Gaussian events."""
+        library = _extras.load("dp_accounting")
         part = calibration.participation
-        return _event(calibration.mechanism, part, calibration.noise_multiplier, part.num_steps)
+        q, sigma, count = _steps(
+            calibration.mechanism, part, calibration.noise_multiplier, part.num_steps
+        )
+        step = library.PoissonSampledDpEvent(
+            sampling_probability=q, event=library.GaussianDpEvent(sigma)
+        )
+        return library.SelfComposedDpEvent(step, count)
 
     def log_ratio(
         self,
@@ -176,12 +151,12 @@ class Poisson(CyclicPoisson):
         return ""
 
 
-def _event(
+def _steps(
     mechanism: Mechanism, participation: Participation, noise_multiplier: float, num_steps: int
-) -> Any:
+) -> tuple[float, float, int]:
+    """The q, σ and number of steps of DP-SGD with Poisson sampling that the run is worth."""
     p, b = mechanism.strategy_bands, participation.min_sep
-    noise = noise_multiplier / mechanism.column_norm
-    return pld.event(p / b, noise, -(-num_steps // p))
+    return p / b, noise_multiplier / mechanism.column_norm, -(-num_steps // p)
 
 
 POISSON = Poisson()

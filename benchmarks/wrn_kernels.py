@@ -13,10 +13,11 @@ import triton.language as tl
 @triton.jit
 def _by_group(values, CHANNELS: tl.constexpr, GROUP: tl.constexpr):
     """For each channel the sum over the channels of its group."""
-    if GROUP == 1:
-        return values
-    sums = tl.sum(tl.reshape(values, (CHANNELS // GROUP, GROUP)), 1)
-    return tl.reshape(tl.broadcast_to(sums[:, None], (CHANNELS // GROUP, GROUP)), (CHANNELS,))
+    if GROUP > 1:
+        sums = tl.sum(tl.reshape(values, (CHANNELS // GROUP, GROUP)), 1)
+        spread = tl.broadcast_to(sums[:, None], (CHANNELS // GROUP, GROUP))
+        values = tl.reshape(spread, (CHANNELS,))
+    return values
 
 
 @triton.jit

@@ -145,7 +145,7 @@ class NormReLU(nn.GroupNorm):
         channels, block = max(16, group), 1 << (positions - 1).bit_length()
         return (self.num_channels // channels, len(x)), {
             "POSITIONS": positions, "BLOCK": block, "CHANNELS": channels, "GROUP": group,
-            "num_warps": 8 if block * channels > 4096 else 4,
+            "num_warps": min(16, max(4, block * channels // 1024)),
         }  # fmt: skip
 
 

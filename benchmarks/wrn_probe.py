@@ -14,11 +14,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import wrn_data
-from cifar_wrn import Machine, device, set_precision
 from corrnoise.apps.datasets import whole_batch
 from corrnoise.torch import PrivacyEngine
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.reference import clipped_sums
+from wrn_training import Machine, device, set_precision
 
 STEPS = 20
 # (rows, views, bfloat16, channels last, our kernels, CUDA graph); the likely ones first.

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import cifar_wrn  # noqa: E402
 import wrn_data  # noqa: E402
 import wrn_layers  # noqa: E402
-
+import wrn_training  # noqa: E402
 from corrnoise.torch.clipping.clipper import Clipper  # noqa: E402
 from corrnoise.torch.clipping.reference import clipped_sums  # noqa: E402
 
@@ -130,7 +130,7 @@ def test_a_run_that_is_interrupted_goes_on_and_is_in_the_table(folder, capsys):
     cifar_wrn.main(["run", *SMOKE, "--minutes", "0.002"])
     assert "step 1/8" in capsys.readouterr().out
     cifar_wrn.main(["run", *SMOKE])
-    assert "dp-sgd-8-3 rate 2 test" in capsys.readouterr().out
+    assert "dp-sgd-8-3 rate 8 test" in capsys.readouterr().out
     cifar_wrn.main(["table", "--json", str(folder / "table.json")])
     ((row,),) = json.loads((folder / "table.json").read_text())["rows"]
     assert (row["num_steps"], row["num_examples"], row["sampling"]) == (8, 64, "poisson")
@@ -140,13 +140,13 @@ def test_a_run_that_is_interrupted_goes_on_and_is_in_the_table(folder, capsys):
 @pytest.mark.filterwarnings("ignore")
 def test_the_rate_is_the_best_on_held_out_pictures(folder, capsys):
     cifar_wrn.main(["tune", *SMOKE])
-    run = cifar_wrn.Run("dp-sgd", 8.0, 3, cifar_wrn.SMOKE, 2.0)
+    run = wrn_training.Run("dp-sgd", 8.0, 3, cifar_wrn.SMOKE, 8.0)
     best, tried = cifar_wrn.tuned(run)
     assert set(tried) == set(cifar_wrn.RATES)
     assert tried[best.rate] == max(tried.values())
     assert capsys.readouterr().out.count("held out") == 3
-    held = cifar_wrn.data_of(cifar_wrn.replace(run, seed=-1), True)
-    whole = cifar_wrn.data_of(run, True)
+    held = wrn_training.data_of(cifar_wrn.replace(run, seed=-1), True)
+    whole = wrn_training.data_of(run, True)
     assert torch.equal(torch.cat([held[0], held[2]]), whole[0])  # nothing of the test
 
 

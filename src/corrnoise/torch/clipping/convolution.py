@@ -165,12 +165,12 @@ class Convolution(Part):
         large = tall * wide > 1 << 12
         with torch.cuda.device(left.device):
             kernel[(tiles, examples * geometry.groups)](
-                left, inputs, found, rows, channels, geometry.groups,
+                left, inputs, found, views, rows, channels, geometry.groups,
                 left.stride(0), left.stride(1), left.stride(3),
                 inputs.stride(0), inputs.stride(1), inputs.stride(3),
                 *geometry.stride, *geometry.padding, *geometry.dilation,
                 HEIGHT=inputs.shape[2], WIDTH=inputs.shape[3], OUT_WIDTH=left.shape[3],
-                POSITIONS=positions, VIEWS=views, KERNEL_X=self.shape[3], ENTRIES=entries,
+                POSITIONS=positions, KERNEL_X=self.shape[3], ENTRIES=entries,
                 ROWS=tall, CHANNELS=wide, DEPTH=32 if left.element_size() == 4 else 64,
                 PRECISION="ieee" if exact else "tf32", num_warps=8 if large else 4, num_stages=3,
             )  # fmt: skip

@@ -63,11 +63,11 @@ def squares(  # noqa: D103
 
 @triton.jit
 def gradients(  # noqa: D103
-    grads, inputs, found, rows, channels, groups,
+    grads, inputs, found, views, rows, channels, groups,
     grads_row, grads_channel, grads_pixel, inputs_row, inputs_channel, inputs_pixel,
     stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, POSITIONS: tl.constexpr,
-    VIEWS: tl.constexpr, KERNEL_X: tl.constexpr, ENTRIES: tl.constexpr,
+    KERNEL_X: tl.constexpr, ENTRIES: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -79,14 +79,14 @@ def gradients(  # noqa: D103
     channel = (tile // ENTRIES % across) * CHANNELS + tl.arange(0, CHANNELS)
     y_in = entry // KERNEL_X * dilation_y - pad_y
     x_in = entry % KERNEL_X * dilation_x - pad_x
-    left = grads + example * VIEWS * grads_row + group * rows * grads_channel
+    left = grads + example * views * grads_row + group * rows * grads_channel
     left += row[:, None] * grads_channel
-    right = inputs + example * VIEWS * inputs_row + group * channels * inputs_channel
+    right = inputs + example * views * inputs_row + group * channels * inputs_channel
     right += channel[None, :] * inputs_channel
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for start in range(0, VIEWS * POSITIONS, DEPTH):
+    for start in range(0, views * POSITIONS, DEPTH):
         place = start + tl.arange(0, DEPTH)
-        real = place < VIEWS * POSITIONS
+        real = place < views * POSITIONS
         view, at = place // POSITIONS, place % POSITIONS
         a = tl.load(
             left + (view * grads_row + at * grads_pixel)[None, :],

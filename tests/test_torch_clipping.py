@@ -528,6 +528,16 @@ class TestKernels:
         wanted = part.each().flatten(1).square().sum(1)
         assert torch.allclose(part._fused().squares.sum(1), wanted, rtol=1e-4)
 
+    @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize("kernel", [3, (2, 1)])
+    def test_gradients_of_convolutions_with_several_views(self, kernel, layout):
+        torch.manual_seed(0)
+        module = nn.Conv2d(4, 6, kernel, stride=2, padding=1, groups=2)
+        x = torch.randn(6, 4, 7, 7).contiguous(memory_format=layout)
+        part = convolution.Convolution(module, x, torch.randn_like(module(x)))
+        wanted = part.each().unflatten(0, (2, 3)).sum(1)
+        assert torch.allclose(part.joined(3)._stored(), wanted, atol=1e-4)
+
     @pytest.mark.parametrize("centred", [True, False])
     def test_rows(self, centred):
         torch.manual_seed(0)

@@ -11,7 +11,10 @@ from training import KEY, dataset, loader, model, private, weights
 
 from corrnoise.torch import PrivacyEngine
 from corrnoise.torch.clipping.clipper import Clipper
+from corrnoise.torch.clipping.convolution import Convolution
+from corrnoise.torch.clipping.parts import Factors
 from corrnoise.torch.clipping.reference import clipped_sums
+from corrnoise.torch.clipping.views import grouped
 
 K = 3
 
@@ -60,6 +63,22 @@ def test_a_sum_as_loss_and_physical_batches_change_nothing(name):
     net, x = MODELS[name]()
     wanted, got = compare(net, views_of(x), mean=False, size=2)
     assert norm(a - b for a, b in zip(wanted, got, strict=True)) <= 1e-5 * norm(wanted)
+
+
+@pytest.mark.parametrize("weight", ["kept", "large"])
+def test_the_views_of_a_convolution_are_added_up_before_norms_are_made(weight):
+    torch.manual_seed(2)
+    channels, side = (3, 8) if weight == "kept" else (64, 2)
+    module = nn.Conv2d(channels, 64, 3, padding=1, groups=1, bias=False)
+    x = torch.randn(2 * K, channels, side, side)
+    part = Convolution(module, x, torch.randn_like(module(x)).detach())
+    found = grouped(part, K)
+    assert isinstance(found, Convolution)  # and not the norms of rows, which nobody needs
+    each = part.each().unflatten(0, (2, K)).sum(1)
+    factors = Factors(torch.tensor([0.3, 2.0]))
+    assert torch.allclose(found.norms().squares.sum(1), each.flatten(1).square().sum(1), rtol=1e-4)
+    assert torch.allclose(found.weighted(factors), 0.3 * each[0] + 2.0 * each[1], atol=1e-3)
+    assert torch.allclose(found.each(), each, atol=1e-4)
 
 
 class Jittered(Dataset):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ from corrnoise.torch.clipping.products import (
 )
 
 _CHUNK = {"cuda": 1 << 27, "cpu": 1 << 21}  # elements of patches that are made at once
+# Gradients of single examples are kept that have at most so many times the elements of the inputs.
+_KEPT = {"cuda": 16, "cpu": 4}
 
 
 @dataclass(frozen=True)
@@ -59,30 +62,42 @@ class Convolution(Part):
         module: a convolution of one, two or three dimensions.
         inputs: (examples, channels, *sizes).
         grads: of the outputs, (examples, rows of the weight, *sizes).
+        views: how many rows of both, one after the other, are one example.
     """
 
-    def __init__(self, module: Any, inputs: Tensor, grads: Tensor) -> None:
+    def __init__(self, module: Any, inputs: Tensor, grads: Tensor, views: int = 1) -> None:
         padding, self._inputs = _padded(module, inputs)
         self._geometry = _Geometry(
             module.kernel_size, module.stride, module.dilation, padding, module.groups
         )
-        self.shape, self._left = module.weight.shape, grads
+        self.shape, self._left, self._views = module.weight.shape, grads, views
         self._kept: Tensor | None = None
+
+    def joined(self, views: int) -> Convolution:
+        """Every ``views`` rows as one example: the positions of all of them are added up."""
+        found = copy.copy(self)
+        found._views = self._views * views
+        return found
 
     def each(self) -> Tensor:
         """The gradient of every example."""
+        if self._fits():
+            return self._stored()
         return torch.cat([_grads(*pair) for pair in self._pieces()]).view(-1, *self.shape)
 
     def norms(self) -> Norms:
         """For each example, by whichever way is cheaper at these sizes."""
-        if self._left.is_cuda and self._left.dim() == 4 and has_triton():
+        if self._fits() and self._views == 1:
             return self._fused()
         rows, columns = self.shape[0] // self._geometry.groups, math.prod(self.shape[1:])
-        positions = math.prod(self._left.shape[2:])
+        positions = self._views * math.prod(self._left.shape[2:])
         found: list[Norms] = []
-        kept: list[Tensor] = []
-        by_gram = gram.pays(positions, rows, columns, self._left)
-        keep = not by_gram and math.prod(self.shape) <= 4 * self._inputs[0].numel()
+        by_gram = not self._fits() and gram.pays(positions, rows, columns, self._left)
+        most = _KEPT.get(self._left.device.type, 4) * self._views * self._inputs[0].numel()
+        if not by_gram and math.prod(self.shape) <= most:
+            # What is measured is what is added, with no further rounding of factors.
+            self._kept = self.each()
+            return Direct(self._kept).norms()
         for left, patches in self._pieces():
             if by_gram:
                 squares, spread = gram.norms(
@@ -92,15 +107,8 @@ class Convolution(Part):
                 found.append(self._counted(squares.reshape(shape), spread.reshape(shape)))
                 continue
             grads = _grads(left, patches)
-            if keep:
-                kept.append(grads)
-                continue
             spread = squared(left.flatten(1)) * squared(patches.flatten(1))
             found.append(self._counted(squared(grads.flatten(1))[:, None], spread[:, None]))
-        if keep:
-            # What is measured is what is added, with no further rounding of factors.
-            self._kept = torch.cat(kept).view(-1, *self.shape)
-            return Direct(self._kept).norms()
         return self._counted(
             torch.cat([part.squares for part in found]), torch.cat([part.spread for part in found])
         )
@@ -134,6 +142,40 @@ class Convolution(Part):
             )  # fmt: skip
         return self._counted(found.view(len(left), -1), self.spread()[:, None])
 
+    def _stored(self) -> Tensor:
+        """Every example's gradient by one kernel, which stores no patches."""
+        from corrnoise.torch.clipping.convolution_kernel import gradients
+
+        geometry, views, left = self._geometry, self._views, self._left
+        channels_last = left.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        left = left.contiguous(memory_format=layout)
+        inputs = self._inputs.contiguous(memory_format=layout)
+        rows, channels = self.shape[0] // geometry.groups, self.shape[1]
+        entries, positions = math.prod(self.shape[2:]), left.shape[2] * left.shape[3]
+        examples = len(left) // views
+        tall, wide = _tile(rows), _tile(channels)
+        tiles = -(-rows // tall) * -(-channels // wide) * entries
+        # Entries of the kernel before channels, so that neighbours are stored together.
+        found = left.new_empty(
+            examples, self.shape[0], *self.shape[2:], channels, dtype=torch.float32
+        )
+        exact = left.dtype == torch.float32 and not cudnn_rounds()
+        kernel: Any = gradients
+        large = tall * wide > 1 << 12
+        with torch.cuda.device(left.device):
+            kernel[(tiles, examples * geometry.groups)](
+                left, inputs, found, views, rows, channels, geometry.groups,
+                left.stride(0), left.stride(1), left.stride(3),
+                inputs.stride(0), inputs.stride(1), inputs.stride(3),
+                *geometry.stride, *geometry.padding, *geometry.dilation,
+                HEIGHT=inputs.shape[2], WIDTH=inputs.shape[3], OUT_WIDTH=left.shape[3],
+                POSITIONS=positions, KERNEL_X=self.shape[3], ENTRIES=entries,
+                ROWS=tall, CHANNELS=wide, DEPTH=32 if left.element_size() == 4 else 64,
+                PRECISION="ieee" if exact else "tf32", num_warps=8 if large else 4, num_stages=3,
+            )  # fmt: skip
+        return found.movedim(-1, 2)
+
     def spread(self) -> Tensor:
         """What R² is at most, for each example, without patches: by Cauchy and Schwarz.
 
@@ -147,7 +189,10 @@ class Convolution(Part):
         if self._kept is not None:
             return Direct(self._kept).weighted(factors)
         # In float32: a convolution gives its sums over all examples in the type of its factors.
-        left = scaled(self._left.float(), factors.values)
+        values = factors.values
+        if self._views > 1:
+            values = values.repeat_interleave(self._views)
+        left = scaled(self._left.float(), values)
         geometry = self._geometry
         dims = len(geometry.kernel)
         found = torch.ops.aten.convolution_backward(
@@ -160,19 +205,31 @@ class Convolution(Part):
     def _counted(self, squares: Tensor, spread: Tensor) -> Norms:
         return Norms(squares, spread, convolution_unit(self._left))
 
-    def _pieces(self) -> list[tuple[Tensor, Tensor]] | Any:
+    def _fits(self) -> bool:
+        """Whether there are kernels for it."""
+        return self._left.is_cuda and self._left.dim() == 4 and has_triton()
+
+    def _pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Gradients and patches of some examples at a time: (examples, groups, ·, positions)."""
-        sizes = self._left.shape[2:]
-        one = math.prod(self.shape[1:]) * self._geometry.groups * math.prod(sizes)
-        size = max(1, _CHUNK.get(self._left.device.type, 1 << 21) // one)
+        sizes, views = self._left.shape[2:], self._views
+        one = views * math.prod(self.shape[1:]) * self._geometry.groups * math.prod(sizes)
+        size = views * max(1, _CHUNK.get(self._left.device.type, 1 << 21) // one)
         for start in range(0, len(self._left), size):
             left = self._left[start : start + size]
             left = left.reshape(len(left), self._geometry.groups, -1, math.prod(sizes))
-            yield left, self._geometry.patches(self._inputs[start : start + size], sizes)
+            patches = self._geometry.patches(self._inputs[start : start + size], sizes)
+            yield _together(left, views), _together(patches, views)
 
 
 def _tile(size: int) -> int:
     return min(128, max(16, 1 << (size - 1).bit_length()))
+
+
+def _together(rows: Tensor, views: int) -> Tensor:
+    """(K·examples, groups, ·, positions) as (examples, groups, ·, K·positions)."""
+    if views == 1:
+        return rows
+    return rows.unflatten(0, (-1, views)).permute(0, 2, 3, 1, 4).flatten(3)
 
 
 def _grads(left: Tensor, patches: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 
 A program makes one tile of the gradient of one example and group (rows of the weight by channels,
 at one or three neighbouring entries of the kernel), as a product over the positions of the output,
-and adds up its squares.
+and adds up its squares. Where an example has several rows, its gradient is stored instead: that is
+little beside what its rows need, and saves the product that adds the gradients up.
 """
 
 from __future__ import annotations
@@ -58,3 +59,48 @@ def squares(  # noqa: D103
     if TAPS == 3:
         total += second * second + third * third
     tl.store(found + which * tiles + tile, tl.sum(tl.sum(total, 1), 0))
+
+
+@triton.jit
+def gradients(  # noqa: D103
+    grads, inputs, found, views, rows, channels, groups,
+    grads_row, grads_channel, grads_pixel, inputs_row, inputs_channel, inputs_pixel,
+    stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, POSITIONS: tl.constexpr,
+    KERNEL_X: tl.constexpr, ENTRIES: tl.constexpr,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    which = tl.program_id(1).to(tl.int64)  # example and group
+    example, group = which // groups, which % groups
+    entry = tile % ENTRIES
+    across = tl.cdiv(channels, CHANNELS)
+    row = (tile // ENTRIES // across) * ROWS + tl.arange(0, ROWS)
+    channel = (tile // ENTRIES % across) * CHANNELS + tl.arange(0, CHANNELS)
+    y_in = entry // KERNEL_X * dilation_y - pad_y
+    x_in = entry % KERNEL_X * dilation_x - pad_x
+    left = grads + example * views * grads_row + group * rows * grads_channel
+    left += row[:, None] * grads_channel
+    right = inputs + example * views * inputs_row + group * channels * inputs_channel
+    right += channel[None, :] * inputs_channel
+    total = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for start in range(0, views * POSITIONS, DEPTH):
+        place = start + tl.arange(0, DEPTH)
+        real = place < views * POSITIONS
+        view, at = place // POSITIONS, place % POSITIONS
+        a = tl.load(
+            left + (view * grads_row + at * grads_pixel)[None, :],
+            mask=(row < rows)[:, None] & real[None, :],
+            other=0.0,
+        )
+        y = at // OUT_WIDTH * stride_y + y_in
+        x = at % OUT_WIDTH * stride_x + x_in
+        inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH) & real
+        b = tl.load(
+            right + (view * inputs_row + (y * WIDTH + x) * inputs_pixel)[:, None],
+            mask=inside[:, None] & (channel < channels)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    out = found + ((which * rows + row)[:, None] * ENTRIES + entry) * channels + channel[None, :]
+    tl.store(out, total, mask=(row < rows)[:, None] & (channel < channels)[None, :])

@@ -18,7 +18,9 @@ from corrnoise.torch.clipping.convolution import CONVOLUTIONS, Convolution
 from corrnoise.torch.clipping.parts import Direct, Outer, Part, Rows
 
 # Layers whose backward pass does not read their output.
-OUTPUT_UNUSED = (nn.Linear, *CONVOLUTIONS, nn.Embedding, nn.LayerNorm, nn.GroupNorm)
+OUTPUT_UNUSED: set[type[nn.Module]] = {
+    nn.Linear, *CONVOLUTIONS, nn.Embedding, nn.LayerNorm, nn.GroupNorm,
+}  # fmt: skip
 
 # Layers that use the parameters of modules inside them, without calling those.
 WHOLE = (nn.MultiheadAttention,)

@@ -114,6 +114,10 @@ class Part(ABC):
     def each(self) -> Tensor:
         """The gradient of every example, in float32: (examples, *shape)."""
 
+    def joined(self, views: int) -> Part | None:
+        """The same with every ``views`` rows as one example, if the part has its own way."""
+        return None
+
 
 class Direct(Part):
     """The gradient of every example itself, for parameters that are small.

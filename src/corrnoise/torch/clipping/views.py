@@ -31,7 +31,7 @@ def grouped(part: Part, views: int) -> Part:
         return Outer(_joined(part.left, views), _joined(part.right, views), part.shape)
     if isinstance(part, Rows):
         return Rows(_joined(part.index, views), _joined(part.values, views), part.shape)
-    return _Grouped(part, views)
+    return part.joined(views) or _Grouped(part, views)
 
 
 class _Grouped(Part):

@@ -1,0 +1,206 @@
+"""CIFAR-10 from scratch with WRN-16-4: accuracy against GPU minutes, planner's choice and DP-SGD.
+
+    export CORRNOISE_DATA=DIR CORRNOISE_CACHE=DIR        # DIR/cifar10.npz; plans and runs
+    python benchmarks/cifar_wrn.py prepare               # plans, on any machine
+    python benchmarks/cifar_wrn.py probe                 # views a second, on the GPU, one minute
+    python benchmarks/cifar_wrn.py tune --minutes 9      # three rates on 45,000 pictures
+    python benchmarks/cifar_wrn.py run --minutes 9       # as often as it takes
+    python benchmarks/cifar_wrn.py table [--json FILE]
+
+The recipe is that of De et al. (2022): weight-standardised convolutions and GroupNorm, several
+random crops and flips of each example in a step, an exponential average of the weights, SGD and
+clip norm 1. Both methods see as many views of each example; batch size and momentum are those that
+suit the noise of each. A call stops after --minutes, a run continues from its last checkpoint in
+the next one, and its clock counts the training of all calls. Rates are chosen on 5,000 pictures
+that are not trained on; the search is not part of ε. The planner's workload is that of a constant
+rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from corrnoise import _files, _tables
+from wrn_training import (
+    DELTA,
+    HELD_OUT,
+    METHODS,
+    Machine,
+    Recipe,
+    Run,
+    cache,
+    data_of,
+    plan_of,
+    train,
+)
+
+EPSILONS, MINUTES = (8.0, 4.0, 2.0, 1.0), (3, 10, 30)
+RATES = (8.0, 4.0, 16.0)  # tried in this order; the first is the default
+# For about 25,000 views a second. Batch and momentum are those for which n·batch/((1 - β)·error),
+# what is learned over what the noise adds, is large: large batches for independent noise.
+RECIPES = {
+    ("planner", 3): Recipe(1024, 4, 20, momentum=0.9),
+    ("planner", 10): Recipe(1024, 8, 36, momentum=0.9),
+    ("planner", 30): Recipe(1024, 16, 54, momentum=0.9),
+    ("dp-sgd", 3): Recipe(2048, 4, 20),
+    ("dp-sgd", 10): Recipe(4096, 8, 36),
+    ("dp-sgd", 30): Recipe(4096, 16, 54),
+}
+SMOKE = Recipe(16, 2, 2)
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def tuned(run: Run) -> tuple[Run, dict[float, float]]:
+    """The run with the rate that is best on held-out pictures, where any was tried."""
+    any_rate = replace(run, rate=0.0, seed=-1).folder.name.replace("-r0-", "-r*-")
+    tried = [result_of(path.parent) for path in cache().glob(f"{any_rate}/result.json")]
+    found = {got["rate"]: got["accuracy"] for got in tried}
+    return replace(run, rate=max(found, key=found.__getitem__)) if found else run, found
+
+
+def chosen(runs: Sequence[Run], rate: float | None) -> list[Run]:
+    """With the rate that is given, or tuned in the same minutes, or in the shortest."""
+    found: list[Run] = []
+    for run in runs:
+        if rate is not None:
+            found.append(replace(run, rate=rate))
+            continue
+        best, tried = tuned(run)
+        if not tried:
+            recipe = RECIPES[run.method, MINUTES[0]]
+            short, _ = tuned(replace(run, minutes=MINUTES[0], recipe=recipe))
+            best = replace(run, rate=short.rate)
+        found.append(best)
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    rows: list[list[str]] = []
+    for row in found["rows"]:
+        accuracies = [each["accuracy"] for each in row]
+        shown = f"{statistics.mean(accuracies):.1f}"
+        if len(row) > 1:
+            shown += f" ± {statistics.stdev(accuracies) / len(row) ** 0.5:.1f}"
+        first, recipe = row[0], row[0]["recipe"]
+        rows.append(
+            [
+                f"{first['epsilon']:g}", first["method"],
+                f"{statistics.mean(each['gpu_minutes'] for each in row):.1f}", f"{shown} %",
+                f"{statistics.mean(each['plain_accuracy'] for each in row):.1f} %",
+                f"{first['mechanism']}, {first['sampling']}",
+                f"{recipe['batch']}", f"{recipe['views']}", f"{recipe['epochs']}",
+                f"{first['rate']:g}", str(len(row)),
+            ]
+        )  # fmt: skip
+    columns = (
+        "ε", "method", "GPU minutes", "averaged weights", "last weights", "mechanism",
+        "batch", "views", "epochs", "rate", "seeds",
+    )  # fmt: skip
+    return _tables.markdown(columns, rows)
+
+
+def results() -> list[list[dict[str, Any]]]:
+    """What is finished, the seeds of one setting together."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(cache().glob("wrn-*-seed*/result.json")):
+        groups.setdefault(path.parent.name.rpartition("-")[0], []).append(result_of(path.parent))
+    return sorted(groups.values(), key=lambda row: (-row[0]["epsilon"], row[0]["minutes"]))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=("prepare", "check", "probe", "tune", "run", "table"))
+    parser.add_argument("--minutes", type=float, default=9.0, help="stop after them")
+    parser.add_argument(
+        "--only", action="append", help="METHOD-EPSILON-MINUTES, such as dp-sgd-8-10"
+    )
+    for name in ("batch", "views", "epochs"):
+        parser.add_argument(f"--{name}", type=int, help="instead of the recipe's")
+    parser.add_argument("--schedule", choices=("constant", "cosine"), help="likewise")
+    parser.add_argument("--momentum", type=float, help="likewise")
+    parser.add_argument("--rate", type=float, help="instead of the tuned one")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=Machine.rows, help="in the model at once")
+    parser.add_argument("--precision", choices=("bf16", "tf32"), default="bf16")
+    parser.add_argument("--layout", choices=("last", "first"), default="last", help="of channels")
+    parser.add_argument("--no-kernels", action="store_true", help="torch's operations alone")
+    parser.add_argument("--smoke", action="store_true", help="a tiny model, to see that it runs")
+    parser.add_argument("--json", type=Path, help="write the table's rows there")
+    given = parser.parse_args(arguments)
+    if "CORRNOISE_CACHE" not in os.environ:
+        parser.error("set CORRNOISE_CACHE to a folder that keeps plans and runs")
+    machine = Machine(
+        given.rows, given.precision == "bf16", given.layout == "last", not given.no_kernels
+    )  # fmt: skip
+    changes = {
+        name: value
+        for name in ("batch", "views", "epochs", "schedule", "momentum")
+        if (value := getattr(given, name)) is not None
+    }
+    runs = [
+        Run(method, epsilon, minutes,
+            replace(SMOKE if given.smoke else RECIPES[method, minutes], **changes), RATES[0])
+        for minutes in MINUTES
+        for epsilon in EPSILONS
+        for method in METHODS
+    ]  # fmt: skip
+    runs = [run for run in runs if given.only is None or run.name in given.only]
+    if not runs:
+        parser.error(f"--only must name a run, such as planner-8-10, got {given.only}")
+    end = time.monotonic() + 60.0 * given.minutes
+    if given.command == "prepare":
+        for run in runs:
+            for seed in (-1, 0):
+                count = len(data_of(replace(run, seed=seed), True)[1]) if given.smoke else (
+                    50_000 - (HELD_OUT if seed < 0 else 0)
+                )  # fmt: skip
+                plan = plan_of(run, count)
+                print(f"{run.name} {count}: {plan.mechanism} {plan.sampling.name} {plan.error:.4g}")
+    elif given.command in ("check", "probe"):
+        import wrn_probe
+
+        wrn_probe.check() if given.command == "check" else wrn_probe.probe(given.minutes)
+    elif given.command == "table":
+        found = {"delta": DELTA, "rows": results()}
+        print(table(found))
+        if given.json:
+            _files.write(given.json, json.dumps(found, indent=1) + "\n")
+    else:
+        if given.command == "tune":
+            rates = RATES if given.rate is None else (given.rate,)
+            runs = [replace(run, rate=rate, seed=-1) for run in runs for rate in rates]
+        else:
+            runs = chosen(runs, given.rate)
+            runs = [replace(run, seed=seed) for run in runs for seed in range(given.seeds)]
+        execute(runs, machine, end, smoke=given.smoke)
+
+
+def execute(runs: Sequence[Run], machine: Machine, end: float, *, smoke: bool) -> None:
+    """One run after the other, until the time is over."""
+    for run in runs:
+        if time.monotonic() > end:
+            print(f"{run.name} is still to be run")
+            continue
+        got = train(run, machine, end, smoke=smoke)
+        if got is not None:
+            print(
+                f"{run.name} rate {run.rate:g} {'held out' if run.seed < 0 else 'test'}: "
+                f"{got['accuracy']:.2f} % averaged, {got['plain_accuracy']:.2f} % last, "
+                f"{got['gpu_minutes']:.2f} minutes",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

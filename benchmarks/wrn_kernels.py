@@ -1,0 +1,73 @@
+"""GroupNorm followed by ReLU in one kernel, and its backward pass with every row's sums in another.
+
+A program holds some channels of one row, all their positions, in registers: the input is read once.
+Strides are arguments, so that both layouts of pictures are served.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _by_group(values, CHANNELS: tl.constexpr, GROUP: tl.constexpr):
+    """For each channel the sum over the channels of its group."""
+    if GROUP > 1:
+        sums = tl.sum(tl.reshape(values, (CHANNELS // GROUP, GROUP)), 1)
+        spread = tl.broadcast_to(sums[:, None], (CHANNELS // GROUP, GROUP))
+        values = tl.reshape(spread, (CHANNELS,))
+    return values
+
+
+@triton.jit
+def _normalised(x, real, eps, SIZE: tl.constexpr, CHANNELS: tl.constexpr, GROUP: tl.constexpr):
+    mean = _by_group(tl.sum(x, 0), CHANNELS, GROUP) / SIZE
+    centred = tl.where(real, x - mean[None, :], 0.0)
+    variance = _by_group(tl.sum(centred * centred, 0), CHANNELS, GROUP) / SIZE
+    scale = 1.0 / tl.sqrt(variance + eps)
+    return centred * scale[None, :], scale
+
+
+@triton.jit
+def forward(
+    inputs, outputs, weight, bias, row_stride, channel_stride, pixel_stride, eps,
+    POSITIONS: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    at = tl.arange(0, BLOCK)
+    place = tl.program_id(1).to(tl.int64) * row_stride
+    place += at[:, None] * pixel_stride + channel[None, :] * channel_stride
+    real = (at < POSITIONS)[:, None]
+    x = tl.load(inputs + place, mask=real, other=0.0).to(tl.float32)
+    plain, _ = _normalised(x, real, eps, POSITIONS * GROUP, CHANNELS, GROUP)
+    y = plain * tl.load(weight + channel)[None, :] + tl.load(bias + channel)[None, :]
+    y = tl.maximum(y, 0.0)
+    tl.store(outputs + place, y.to(outputs.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def backward(
+    inputs, grads, found, weight, bias, weights, biases,
+    row_stride, channel_stride, pixel_stride, width, eps,
+    POSITIONS: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    at = tl.arange(0, BLOCK)
+    row = tl.program_id(1).to(tl.int64)
+    place = row * row_stride + at[:, None] * pixel_stride + channel[None, :] * channel_stride
+    real = (at < POSITIONS)[:, None]
+    x = tl.load(inputs + place, mask=real, other=0.0).to(tl.float32)
+    grad = tl.load(grads + place, mask=real, other=0.0).to(tl.float32)
+    size: tl.constexpr = POSITIONS * GROUP
+    plain, scale = _normalised(x, real, eps, size, CHANNELS, GROUP)
+    w = tl.load(weight + channel)
+    y = plain * w[None, :] + tl.load(bias + channel)[None, :]
+    grad = tl.where(y > 0.0, grad, 0.0)
+    sums, met = tl.sum(grad, 0), tl.sum(grad * plain, 0)
+    tl.store(biases + row * width + channel, sums)
+    tl.store(weights + row * width + channel, met)
+    mean = _by_group(w * sums, CHANNELS, GROUP) / size
+    slope = _by_group(w * met, CHANNELS, GROUP) / size
+    out = (grad * w[None, :] - mean[None, :] - plain * slope[None, :]) * scale[None, :]
+    tl.store(found + place, out.to(found.dtype.element_ty), mask=real)

@@ -1,0 +1,178 @@
+"""The benchmark of a wide residual network on CIFAR-10: its layers, its pictures and its runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import cifar_wrn  # noqa: E402
+import wrn_data  # noqa: E402
+import wrn_layers  # noqa: E402
+import wrn_training  # noqa: E402
+from corrnoise.torch.clipping.clipper import Clipper  # noqa: E402
+from corrnoise.torch.clipping.reference import clipped_sums  # noqa: E402
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("views", [1, 3])
+def test_clipped_sums_are_those_of_the_loop_over_examples(views, channels_last):
+    torch.manual_seed(0)
+    net = wrn_layers.WideResNet(10, 1, groups=4, channels_last=channels_last)
+    params, count = list(net.parameters()), 4
+    with torch.no_grad():
+        for param in params:
+            param.add_(0.05 * torch.randn_like(param))
+        net.stem.weight[0].normal_(std=1e-4)  # a row that is too short to be scaled to norm 1
+    x = torch.randint(0, 256, (count * views, 3, 8, 8), dtype=torch.uint8)
+    y = torch.randint(0, 10, (count,)).repeat_interleave(views)
+
+    def loss(i):
+        rows = slice(i * views, (i + 1) * views)
+        return functional.cross_entropy(net(x[rows]), y[rows])
+
+    def norm(some):
+        return float(torch.cat([each.flatten() for each in some]).norm())
+
+    each = [norm(clipped_sums(lambda _, i=i: loss(i), params, 1, 1e9)) for i in range(count)]
+    clip = sorted(each)[count // 2]
+    wanted = clipped_sums(loss, params, count, clip)
+    clipper = Clipper(net, params, clip, views=views)
+    functional.cross_entropy(net(x), y).backward()
+    for a, b in zip(wanted, clipper.sums(), strict=True):
+        assert norm([a - b]) <= 1e-5 * norm([a])
+
+
+def test_the_weight_has_rows_of_mean_0_and_norm_1():
+    torch.manual_seed(0)
+    weight, sizes = wrn_layers.StandardConv2d(8, 5, 3).standardised()
+    torch.testing.assert_close(weight.mean((1, 2, 3)), torch.zeros(5), atol=1e-7, rtol=0)
+    torch.testing.assert_close(weight.square().sum((1, 2, 3)), torch.ones(5))
+    assert all(0.7 < size < 1.3 for size in sizes.tolist())
+
+
+def pictures(views, step):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (20, 3, 12, 12), dtype=torch.uint8, generator=generator)
+    return x, wrn_data.Pictures(x, torch.arange(20), views, 7, lambda: step)
+
+
+def test_a_view_is_a_crop_of_the_padded_picture_or_its_mirror_image():
+    x, data = pictures(2, 5)
+    rows, labels = data.__getitems__([3, 3, 11, 11])
+    assert labels.tolist() == [3, 3, 11, 11]
+    padded = functional.pad(x.float(), [wrn_data.PADDING] * 4, mode="reflect").byte()
+    offsets = range(2 * wrn_data.PADDING + 1)
+    for row, label in zip(rows, labels, strict=True):
+        crops = [padded[label, :, y : y + 12, x : x + 12] for y in offsets for x in offsets]
+        assert any(torch.equal(row, c) or torch.equal(row, c.flip(2)) for c in crops)
+    assert torch.equal(data[3][0], x[3])
+    assert data.__getitems__([])[0].shape == (0, 3, 12, 12)
+
+
+def test_a_view_depends_on_the_seed_the_step_the_example_and_its_number_alone():
+    _, data = pictures(2, 5)
+    alone, _ = data.__getitems__([3, 3])
+    among, _ = data.__getitems__([8, 8, 3, 3, 2, 2])
+    assert torch.equal(alone, among[2:4])
+    assert not torch.equal(alone[0], alone[1])
+    assert not torch.equal(alone, pictures(2, 6)[1].__getitems__([3, 3])[0])
+
+
+def test_crops_and_flips_are_equally_frequent():
+    """Each of the 81·2 outcomes 500 times; false alarms with probability below 1e-6."""
+    drawn = wrn_data.random(1, 2, torch.arange(81_000), torch.zeros(81_000, dtype=torch.int64))
+    counts = (drawn % 162).bincount(minlength=162).double()
+    statistic = float(((counts - 500) ** 2 / 500).sum())
+    assert statistic < 161 + 5.5 * (2 * 161) ** 0.5
+
+
+def test_the_random_numbers_are_those_of_splitmix64():
+    mask = (1 << 64) - 1
+
+    def mixed(z):
+        z = (z + 0x9E3779B97F4A7C15) & mask
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        return z ^ (z >> 31)
+
+    state = 0
+    for value in (1, 2, 3, 4):
+        state = mixed((state + value) & mask)
+    found = wrn_data.random(1, 2, torch.tensor([3]), torch.tensor([4]))
+    assert found.tolist() == [(state >> 16) & 0x7FFFFFFF]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CORRNOISE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+SMOKE = ["--smoke", "--only", "dp-sgd-8-3", "--precision", "tf32", "--rows", "16"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_that_is_interrupted_goes_on_and_is_in_the_table(folder, capsys):
+    cifar_wrn.main(["run", *SMOKE, "--minutes", "0.002"])
+    assert "step 1/8" in capsys.readouterr().out
+    cifar_wrn.main(["run", *SMOKE])
+    assert "dp-sgd-8-3 rate 8 test" in capsys.readouterr().out
+    cifar_wrn.main(["table", "--json", str(folder / "table.json")])
+    ((row,),) = json.loads((folder / "table.json").read_text())["rows"]
+    assert (row["num_steps"], row["num_examples"], row["sampling"]) == (8, 64, "poisson")
+    assert 0 <= row["accuracy"] <= 100
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_rate_is_the_best_on_held_out_pictures(folder, capsys):
+    cifar_wrn.main(["tune", *SMOKE])
+    run = wrn_training.Run("dp-sgd", 8.0, 3, cifar_wrn.SMOKE, 8.0)
+    best, tried = cifar_wrn.tuned(run)
+    assert set(tried) == set(cifar_wrn.RATES)
+    assert tried[best.rate] == max(tried.values())
+    assert capsys.readouterr().out.count("held out") == 3
+    held = wrn_training.data_of(cifar_wrn.replace(run, seed=-1), True)
+    whole = wrn_training.data_of(run, True)
+    assert torch.equal(torch.cat([held[0], held[2]]), whole[0])  # nothing of the test
+
+
+def far(a, b):
+    return float((a - b).detach().norm() / a.detach().norm())
+
+
+@pytest.mark.skipif(CUDA, reason="the kernels are interpreted on a machine without a GPU")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("width", "side"), [(16, 6), (64, 4), (512, 2)])
+def test_the_kernels_of_normalisation_agree_with_torch(width, side, layout, monkeypatch):
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    norm = wrn_layers.NormReLU(width, 16)
+    nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
+    x = (2 * torch.randn(3, width, side, side) + 1).contiguous(memory_format=layout)
+    grad = torch.randn_like(x)
+    found = []
+    for use in (False, True):
+        monkeypatch.setattr(wrn_layers.NormReLU, "fits", lambda self, x, use=use: use)
+        own = x.clone().requires_grad_()
+        out = norm(own)
+        parts = wrn_layers._norm(norm, [x], [grad], ["weight", "bias"])
+        assert (norm.kept is not None) == use  # for the backward pass, which comes next
+        out.backward(grad)
+        assert norm.kept is None
+        found.append([out, own.grad, parts["weight"].each(), parts["bias"].each()])
+    for a, b in zip(*found, strict=True):
+        assert far(a, b) < 1e-5

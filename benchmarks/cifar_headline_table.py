@@ -14,8 +14,13 @@ _COST = (
     "ε", "method", "mechanism", "noise", "expected error", "rate", "weights", "GPU s a run",
     "GiB", "vectors stored", "draws a step",
 )  # fmt: skip
-# Colours as in the paper's figures; the planner's choice in that of Band-Inv-MF.
-_LOOKS = (("dp_sgd", "--"), ("band_mf", "-"), ("bisr", "-"), ("band_inv_mf", "-"))
+# The method of the paper's figures whose colour and marker each one has, in the order of columns.
+_LOOKS = {
+    BASE: "dp_sgd",
+    "Band-MF, cyclic Poisson": "band_mf",
+    "BISR p = 4, balls-in-bins": "bisr",
+    CHOICE: "band_inv_mf",
+}
 
 
 def summary(accuracies: Sequence[float]) -> dict[str, float | None]:
@@ -98,15 +103,16 @@ def draw(found: dict[str, Any], path: Path) -> None:
     with mpl.rc_context(style.LOOK):
         figure = Figure(figsize=(7.0, 3.8), layout="constrained")
         panel = figure.subplots()
-        for method, (colour, line) in zip(_methods(found), _LOOKS, strict=False):
+        for method in _methods(found):
+            look = _LOOKS[method]
             rows = [row for row in found["rows"] if row["method"] == method]
             panel.errorbar(
                 [row["epsilon"] for row in rows],
                 [row["mean"] for row in rows],
                 yerr=[row["standard_error"] or 0.0 for row in rows],
-                color=style.COLOURS[colour],
-                marker=style.MARKERS[colour],
-                linestyle=line,
+                color=style.COLOURS[look],
+                marker=style.MARKERS[look],
+                linestyle="--" if method == BASE else "-",
                 linewidth=2.2 if method == CHOICE else 1.3,
                 capsize=2.5,
                 label=method,
@@ -120,7 +126,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 
 def _methods(found: dict[str, Any]) -> list[str]:
-    return list(dict.fromkeys(row["method"] for row in found["rows"]))
+    here = {row["method"] for row in found["rows"]}
+    return [method for method in _LOOKS if method in here]
 
 
 def _epsilons(found: dict[str, Any]) -> list[float]:

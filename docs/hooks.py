@@ -19,7 +19,11 @@ STORM = ROOT / "benchmarks" / "storm.json"
 AUDIT = ROOT / "benchmarks" / "audit.json"
 _HELP = re.compile(r"<!-- help:(?P<command>[a-z ]*) -->")
 # Benchmarks with a file NAME_table.py, and their results.
-_TABLES = {"rounding": "rounding.json", "imdb": "imdb-adamw.json"}
+_TABLES = {
+    "rounding": "rounding.json",
+    "imdb": "imdb-adamw.json",
+    "cifar_headline": "cifar-headline.json",
+}
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 
 
@@ -33,8 +37,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replace ``<!-- help: plan -->`` by what ``corrnoise plan --help`` prints.
 
-    And ``<!-- audit -->``, ``<!-- storm -->``, ``<!-- rounding -->``, ``<!-- imdb -->`` and
-    ``<!-- steps: FILE -->`` by what those benchmarks have measured.
+    And ``<!-- audit -->``, ``<!-- storm -->``, ``<!-- steps: FILE -->`` and the names of
+    ``_TABLES`` by what those benchmarks have measured.
     """
     if "<!-- audit -->" in markdown:
         markdown = markdown.replace("<!-- audit -->", audits())
@@ -58,6 +62,8 @@ def steps(name: str) -> str:
 
 def measured(name: str, file: str) -> str:
     """The table of a benchmark, and where its numbers come from."""
+    if not (BENCHMARKS / file).exists():
+        return f"(Not measured yet: `benchmarks/{file}` is missing.)"
     tables = _of_benchmarks(f"{name}_table")
     found = json.loads((BENCHMARKS / file).read_text())
     return f"{tables.table(found)}\n\n{tables.about(found)}"

@@ -73,14 +73,16 @@ def reproduce(
         name: one of ``names()``.
         smoke: a small size that takes seconds and shows that everything runs. Its files carry
             "-smoke" in their names.
-        folder: gets ``results/NAME.json``, and ``figures/NAME.svg`` and ``.png``.
+        folder: gets ``results/NAME.json``, and ``figures/NAME.svg`` and ``.png``. Of a result that
+            is there already, the experiments that train keep the rows that are finished.
         progress: called with (pieces done, pieces in all).
     """
     from . import record, style
 
     experiment = module(name)
     style.require()
-    result = record.measured(name, experiment, smoke=smoke, progress=progress)
+    earlier = None if smoke else record.read(name, Path(folder))
+    result = record.measured(name, experiment, smoke=smoke, progress=progress, earlier=earlier)
     record.write(result, Path(folder))
     experiment.draw(result, Path(folder) / "figures")
     return result

@@ -1,7 +1,11 @@
-"""A table of accuracies: five methods, amplified and not, three seeds, beside the printed ones."""
+"""A table of accuracies: five methods, amplified and not, three seeds, beside the printed ones.
+
+And DP-SGD with Poisson batches, which the paper does not have and most people run.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +22,8 @@ from .record import SEED
 from .settings import METHODS, Row, select
 
 NUM_SEEDS = 3
-NAMES = {"balls-in-bins": "amplified", "fixed": "not amplified"}
+NAMES = {"balls-in-bins": "amplified", "fixed": "not amplified", "poisson": "Poisson"}
+USUAL = ("dp_sgd", "poisson")
 
 
 class Setting(NamedTuple):
@@ -96,31 +101,55 @@ class Task:
         gpu: bool,
         setting: Callable[[str, str, cn.Plan], Setting],
         progress: Progress | None,
+        finished: Sequence[Row] = (),
     ) -> list[Row]:
-        """Train every method with every seed; without a GPU, two methods and one seed."""
+        """Train every method with every seed; without a GPU, two methods and one seed.
+
+        Rows of ``finished`` are kept, and what they lack of the seeds is trained as they were. A
+        row whose noise would be another one now is trained anew, unless it lacks nothing.
+        """
         samplings = noise_table.SAMPLINGS if gpu else ("fixed",)
+        cases = [(method, sampling) for sampling in samplings for method in self.methods(gpu=gpu)]
+        cases.append(USUAL)
+        seeds = {case: self.seeds[case[1]] if gpu else 1 for case in cases}
+        kept = {(row["method"], row["sampling"]): row for row in finished}
+        whole = {case: row for case, row in kept.items() if len(row["accuracy"]) >= seeds[case]}
         plans = {
             (method, sampling): self.plan(method, sampling, size)
-            for sampling in samplings
-            for method in self.methods(gpu=gpu)
+            for method, sampling in cases
+            if (method, sampling) not in whole
         }
-        chosen = {case: setting(*case, plan) for case, plan in plans.items()}
+        chosen: dict[tuple[str, str], Setting] = {}
+        found: dict[str, dict[int, Any]] = {"/".join(case): {} for case in plans}
+        for case, plan in plans.items():
+            row = kept.get(case)
+            same = row is not None and math.isclose(
+                row["noise_multiplier"], plan.noise_multiplier, rel_tol=1e-6
+            )
+            if row is not None and same:
+                chosen[case] = Setting(row["rate"], row["clip_norm"])
+                runs = zip(row["accuracy"], row["seconds"], strict=True)
+                found["/".join(case)] = {
+                    seed: {"accuracy": values, "seconds": seconds}
+                    for seed, (values, seconds) in enumerate(runs)
+                }
+            else:
+                chosen[case] = setting(*case, plan)
         jobs = [
             self.job(
                 "/".join(case), plan, chosen[case], seed, size=None if gpu else size["num_examples"]
             )
             for seed in range(max(self.seeds.values()))
             for case, plan in plans.items()
-            if seed < (self.seeds[case[1]] if gpu else 1)
+            if seed < seeds[case] and seed not in found["/".join(case)]
         ]
-        found: dict[str, dict[int, Any]] = {job.name: {} for job in jobs}
         done = run_all(jobs, device="cuda" if gpu else "cpu")
         for count, (job, result) in enumerate(done, 1):
             found[job.name][job.seed] = result
             if progress is not None:
                 progress(count, len(jobs))
-        return [
-            {
+        rows = whole | {
+            (method, sampling): {
                 "method": method,
                 "sampling": sampling,
                 "noise_multiplier": plan.noise_multiplier,
@@ -128,10 +157,13 @@ class Task:
                 "rate": chosen[method, sampling].rate,
                 "clip_norm": chosen[method, sampling].clip_norm,
                 **summary([run for _, run in sorted(found[f"{method}/{sampling}"].items())]),
-                "printed": self.printed[sampling][noise_table.COMPARED.index(method)],
+                "printed": None
+                if (method, sampling) == USUAL
+                else self.printed[sampling][noise_table.COMPARED.index(method)],
             }
             for (method, sampling), plan in plans.items()
-        ]
+        }
+        return [rows[case] for case in cases]
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> Row:
@@ -159,15 +191,19 @@ def device_name() -> str:
 
 
 def draw(result: dict[str, Any], folder: Path) -> None:
-    """Accuracy after each epoch, mean of the seeds, with the spread of them."""
+    """Accuracy after each epoch, mean of the seeds, with the spread of them.
+
+    DP-SGD with Poisson batches is a dashed line in every panel.
+    """
     rows = result["data"]["rows"]
-    samplings = list(dict.fromkeys(row["sampling"] for row in rows))
+    samplings = list(dict.fromkeys(row["sampling"] for row in rows if row["sampling"] != USUAL[1]))
     with style.sheet(result, folder, 1, len(samplings), (4.5 * len(samplings), 3.6)) as (
         figure,
         axes,
     ):
         for panel, sampling in zip(axes[0], samplings, strict=True):
-            for row in select(rows, sampling=sampling):
+            for row in select(rows, sampling=sampling) + select(rows, sampling=USUAL[1]):
+                usual = row["sampling"] == USUAL[1]
                 each = [[100 * v for v in values] for values in zip(*row["accuracy"], strict=True)]
                 epochs = range(1, len(each) + 1)
                 colour = style.COLOURS[row["method"]]
@@ -177,7 +213,8 @@ def draw(result: dict[str, Any], folder: Path) -> None:
                     color=colour,
                     marker="o",
                     markersize=3,
-                    label=METHODS[row["method"]],
+                    linestyle="--" if usual else "-",
+                    label=METHODS[row["method"]] + (f", {NAMES[USUAL[1]]}" if usual else ""),
                 )
                 low, high = [min(values) for values in each], [max(values) for values in each]
                 panel.fill_between(epochs, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -196,7 +233,7 @@ def table(rows: Sequence[Row], printed: str, digits: int = 1) -> str:
             row["kind"],
             f"{row['rate']:.2g}",
             percent(row, digits),
-            f"{row['printed']:.{digits}f}",
+            "" if row["printed"] is None else f"{row['printed']:.{digits}f}",
         ]
         for row in rows
     ]
@@ -211,7 +248,13 @@ def means(rows: Sequence[Row], sampling: str) -> dict[str, float]:
 
 def claims(rows: Sequence[Row]) -> str:
     """Whether the paper's order of the methods holds, in Markdown."""
-    return markdown.claims([_claim(rows, sampling) for sampling in NAMES])
+    return markdown.claims([_claim(rows, sampling) for sampling in noise_table.SAMPLINGS])
+
+
+def kept_note(data: Mapping[str, Any]) -> list[str]:
+    """Where rows of an earlier run were kept, in Markdown."""
+    when = data.get("kept_from")
+    return [] if when is None else [f"Rows that were finished in the run of {when} were kept."]
 
 
 def _claim(rows: Sequence[Row], sampling: str) -> markdown.Claim:

@@ -7,7 +7,7 @@ from typing import Any
 import corrnoise as cn
 from corrnoise._progress import Progress
 
-from . import accuracy, noise_table
+from . import accuracy, noise_table, record
 from .accuracy import Setting, Task
 from .jobs import cuda
 
@@ -24,6 +24,7 @@ RATES = {
     "fixed": {"dp_sgd": 0.1, "bsr": 0.2, "bisr": 0.7, "band_mf": 0.2, "band_inv_mf": 0.5},
 }  # fmt: skip
 CLIP_NORM = 10.0
+RESUMES = True
 TASK = Task(
     name="cifar10",
     dataset="CIFAR-10",
@@ -36,18 +37,35 @@ TASK = Task(
 draw = accuracy.draw
 
 
-def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
+def run(
+    *, smoke: bool, progress: Progress | None, earlier: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Train every method with three seeds; on a CPU, a small part of it."""
     gpu = cuda() and not smoke
     size = FULL if gpu else SMOKE if smoke else REDUCED
-    rows = TASK.run(size, gpu=gpu, setting=_setting, progress=progress)
-    return {"reduced": not gpu, **size, "device": accuracy.device_name(), "rows": rows}
+    before = record.resumed(earlier, size)
 
+    def setting(method: str, sampling: str, plan: cn.Plan) -> Setting:
+        """The paper's, whose rate is multiplied by 1 - β for its Algorithm 1.
 
-def _setting(method: str, sampling: str, _: cn.Plan) -> Setting:
-    """The paper's, whose rate is multiplied by 1 - β for its Algorithm 1."""
-    momentum = noise_table.DATASETS[TASK.dataset]["momentum"]
-    return Setting(RATES[sampling][method] * (1 - momentum), CLIP_NORM)
+        It has none for Poisson batches: DP-SGD keeps the amplified one, relative to its noise.
+        """
+        own, times = sampling, 1.0 - noise_table.DATASETS[TASK.dataset]["momentum"]
+        if sampling not in RATES:
+            own = noise_table.SAMPLINGS[0] if gpu else "fixed"
+            times *= TASK.plan(method, own, size).error / plan.error
+        return Setting(RATES[own][method] * times, CLIP_NORM)
+
+    rows = TASK.run(
+        size, gpu=gpu, setting=setting, progress=progress, finished=before.get("rows", ())
+    )
+    return {
+        "reduced": not gpu,
+        **size,
+        "device": accuracy.device_name(),
+        "kept_from": before.get("kept_from"),
+        "rows": rows,
+    }
 
 
 def report(result: dict[str, Any]) -> str:
@@ -69,5 +87,10 @@ def report(result: dict[str, Any]) -> str:
         )
     parts = [head, accuracy.table(rows, "printed, %")]
     if not data["reduced"]:
-        parts.append(accuracy.claims(rows))
+        parts += [accuracy.claims(rows), *accuracy.kept_note(data)]
+    if any(row["sampling"] == "poisson" for row in rows):
+        parts.append(
+            "The paper has no row for Poisson batches; their rate is the amplified one of DP-SGD, "
+            "relative to the noise."
+        )
     return "\n\n".join(parts)

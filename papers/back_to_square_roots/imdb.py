@@ -4,9 +4,9 @@ The paper trains BERT-base. Here it is the encoder in the folder that CORRNOISE_
 model of the transformers library), and the table says which; its embeddings are frozen. Sequence
 length, epochs and seeds are what 20 minutes of one H200 allow, and the table says those too. For
 this other model, learning rate and clip norm are chosen anew: for each method on reviews that are
-held out of the training set, with amplification; without amplification the method keeps them,
-relative to its noise. The reviews come from CORRNOISE_DATA/imdb (train.parquet and test.parquet),
-or through the library datasets.
+held out of the training set, with amplification; without amplification, and with Poisson batches,
+the method keeps them, relative to its noise. The reviews come from CORRNOISE_DATA/imdb
+(train.parquet and test.parquet), or through the library datasets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import corrnoise as cn
 from corrnoise import _tables
 from corrnoise._progress import Progress
 
-from . import accuracy, noise_table
+from . import accuracy, noise_table, record
 from .accuracy import NAMES, Setting, Task
 from .jobs import Job, cuda, data_path, kept, run_all
 from .record import SEED
@@ -33,6 +33,7 @@ FULL = {"num_examples": 25_000, "batch_size": 512, "epochs": 4}
 REDUCED = {"num_examples": 200, "batch_size": 20, "epochs": 1}
 SMOKE = {"num_examples": 24, "batch_size": 4, "epochs": 1}
 HELD_OUT, SEARCH_SEED = 2_500, 100
+RESUMES = True
 # Clip norms, and learning rates as multiples of ``corrnoise.apps.training.default_rate``, for
 # which the noise moves the weights equally far with every method.
 CHOICES = ((10.0, 1.0), (10.0, 2.0), (10.0, 4.0), (3.0, 2.0))
@@ -45,7 +46,6 @@ TASK = Task(
     },
     # A batch, twice as large at most, goes through the model at once.
     options={"grad_sample_mode": "ghost", "max_physical_batch_size": 1024},
-    seeds={"balls-in-bins": 3, "fixed": 2},
 )
 
 draw = accuracy.draw
@@ -149,18 +149,24 @@ def _reviews(part: str) -> tuple[Any, Any]:
     return datasets.reviews(None if place is None else place / "imdb", part)
 
 
-def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
+def run(
+    *, smoke: bool, progress: Progress | None, earlier: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Choose rates, then fine-tune with every method and seed; reduced without a GPU."""
     gpu = cuda() and not smoke
     size = FULL if gpu else SMOKE if smoke else REDUCED
     num_parameters = sum(p.numel() for p in network(0).parameters() if p.requires_grad)
-    tried = _search(size, num_parameters, gpu=gpu, progress=progress)
+    same = {**size, "length": LENGTH, "encoder": encoder_path().name}
+    before = record.resumed(earlier, same)
+    tried = before.get("tried") or _search(size, num_parameters, gpu=gpu, progress=progress)
     best = _best(tried)
 
     def setting(method: str, _: str, plan: cn.Plan) -> Setting:
         return _setting(plan, best[method]["clip_norm"], best[method]["times"], num_parameters)
 
-    rows = TASK.run(size, gpu=gpu, setting=setting, progress=progress)
+    rows = TASK.run(
+        size, gpu=gpu, setting=setting, progress=progress, finished=before.get("rows", ())
+    )
     return {
         "reduced": not gpu,
         **size,
@@ -169,6 +175,7 @@ def run(*, smoke: bool, progress: Progress | None) -> dict[str, Any]:
         "num_parameters": num_parameters,
         "held_out": _held_out(size, gpu=gpu),
         "device": accuracy.device_name(),
+        "kept_from": before.get("kept_from"),
         "tried": tried,
         "rows": rows,
     }
@@ -243,6 +250,7 @@ def report(result: dict[str, Any]) -> str:
             f"{data['held_out']:,} held-out reviews, amplified (accuracy there, %; rates as "
             "multiples of the one at which the noise moves the weights by 8):",
             _choices(data["tried"]),
+            *accuracy.kept_note(data),
             f"{_edge(data['tried'])}The search over these settings is not part of ε.",
         ]
     )

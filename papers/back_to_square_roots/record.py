@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from types import ModuleType
@@ -22,11 +23,21 @@ SEED = 0
 
 
 def measured(
-    name: str, experiment: ModuleType, *, smoke: bool, progress: Progress | None
+    name: str,
+    experiment: ModuleType,
+    *,
+    smoke: bool,
+    progress: Progress | None,
+    earlier: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run an experiment, and add to its data what a reader needs to run it again."""
+    """Run an experiment, and add to its data what a reader needs to run it again.
+
+    Experiments with ``RESUMES`` keep what is finished in an ``earlier`` result, and say so in
+    "kept_from".
+    """
     began = time.perf_counter()
-    data = experiment.run(smoke=smoke, progress=progress)
+    more = {"earlier": earlier} if getattr(experiment, "RESUMES", False) else {}
+    data = experiment.run(smoke=smoke, progress=progress, **more)
     return {
         "name": name,
         "title": experiment.TITLE,
@@ -56,6 +67,16 @@ def machine() -> dict[str, Any]:
         "numpy": np.__version__,
         "scipy": scipy.__version__,
     }
+
+
+def resumed(earlier: dict[str, Any] | None, size: Mapping[str, Any]) -> dict[str, Any]:
+    """The data of an earlier result of the same size, with its date as "kept_from"; or nothing."""
+    if earlier is None or earlier["data"].get("reduced", True):
+        return {}
+    data = earlier["data"]
+    if any(data[key] != value for key, value in size.items()):
+        return {}
+    return {**data, "kept_from": data.get("kept_from", earlier["date"])}
 
 
 def stem(result: dict[str, Any]) -> str:

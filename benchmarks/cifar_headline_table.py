@@ -1,0 +1,141 @@
+"""The results of cifar_headline.py as Markdown tables and as a figure, for the documentation."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from corrnoise import _tables
+
+BASE, CHOICE = "DP-SGD, Poisson", "planner's choice"
+_COST = (
+    "ε", "method", "mechanism", "noise", "expected error", "rate", "weights", "GPU s a run",
+    "GiB", "vectors stored", "draws a step",
+)  # fmt: skip
+# The method of the paper's figures whose colour and marker each one has, in the order of columns.
+_LOOKS = {
+    BASE: "dp_sgd",
+    "Band-MF, cyclic Poisson": "band_mf",
+    "BISR p = 4, balls-in-bins": "bisr",
+    CHOICE: "band_inv_mf",
+}
+
+
+def summary(accuracies: Sequence[float]) -> dict[str, float | None]:
+    """Mean and standard error over seeds."""
+    several = len(accuracies) > 1
+    error = statistics.stdev(accuracies) / len(accuracies) ** 0.5 if several else None
+    return {"mean": statistics.mean(accuracies), "standard_error": error}
+
+
+def table(found: dict[str, Any]) -> str:
+    """Test accuracy by ε and method, and below it what each row costs."""
+    return f"{accuracies(found)}\n\n{costs(found)}"
+
+
+def accuracies(found: dict[str, Any]) -> str:
+    """Mean and standard error of the test accuracy, and what the planner gains over DP-SGD."""
+    methods = _methods(found)
+    rows: list[list[str]] = []
+    for epsilon in _epsilons(found):
+        here = {row["method"]: row for row in found["rows"] if row["epsilon"] == epsilon}
+        gain = ""
+        if BASE in here and CHOICE in here:
+            gain = f"{here[CHOICE]['mean'] - here[BASE]['mean']:+.1f}"
+        rows.append([f"{epsilon:g}", *(_percent(here.get(method)) for method in methods), gain])
+    return _tables.markdown(["ε", *methods, "planner over DP-SGD"], rows)
+
+
+def costs(found: dict[str, Any]) -> str:
+    """What was run for each mean, and what it costs."""
+    rows: list[list[str]] = []
+    for row in found["rows"]:
+        cost, alone = row["cost"], row["cost"]["alone"]
+        memory = row["runs"][0]["gibibytes"] if alone is None else alone["gibibytes"]
+        seconds = "" if alone is None else f"{alone['milliseconds'] * row['steps'] / 1e3:.1f}"
+        rows.append(
+            [
+                f"{row['epsilon']:g}",
+                row["method"],
+                f"`{row['mechanism'].split('(')[0]}"
+                + f"({row['mechanism'].split('), ')[-1]}`, {row['sampling']}",
+                f"{row['noise_multiplier']:.3g}",
+                f"{row['expected_error']:.0f}",
+                f"{row['runs'][0]['learning_rate']:.2g} ({row['multiple']:g}x)",
+                row["weights"],
+                seconds,
+                "" if memory is None else f"{memory:.2f}",
+                str(cost["vectors_stored"]),
+                f"{cost['draws_per_step']:g}",
+            ]
+        )
+    return _tables.markdown(_COST, rows, left=(1, 2, 6))
+
+
+def about(found: dict[str, Any]) -> str:
+    """Where the numbers come from."""
+    size = found["size"]
+    every = [run for row in found["rows"] for run in row["runs"]]
+    machines = ", ".join(sorted({run["machine"] for run in every}))
+    versions = ", ".join(sorted({run["versions"]["torch"] for run in every}))
+    dates = sorted({run["date"] for run in every})
+    when = "" if not dates else dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    fewest = min((len(row["runs"]) for row in found["rows"]), default=0)
+    return (
+        f"δ = {found['delta']:g}, batch {size['batch_size']}, {size['epochs']} epochs, clip norm "
+        f"{found['clip_norm']:g}, {found['precision'].upper()}; mean and standard error of "
+        f"{fewest} seeds on the test set. Rate and weights (the last ones, or the average of the "
+        f"last tenth) were chosen for every method alike on {size['held_out']:,} held-out training "
+        "images with another seed; this search is not part of ε. Rates are multiples of "
+        "`training.default_rate`; GPU time is that of a run alone on the GPU, memory is without "
+        f"the images. {machines}, torch {versions}, {when}."
+    )
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Accuracy over ε, a line for each method, with standard errors."""
+    import matplotlib as mpl
+    from corrnoise.papers.back_to_square_roots import style
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(style.LOOK):
+        figure = Figure(figsize=(7.0, 3.8), layout="constrained")
+        panel = figure.subplots()
+        for method in _methods(found):
+            look = _LOOKS[method]
+            rows = [row for row in found["rows"] if row["method"] == method]
+            panel.errorbar(
+                [row["epsilon"] for row in rows],
+                [row["mean"] for row in rows],
+                yerr=[row["standard_error"] or 0.0 for row in rows],
+                color=style.COLOURS[look],
+                marker=style.MARKERS[look],
+                linestyle="--" if method == BASE else "-",
+                linewidth=2.2 if method == CHOICE else 1.3,
+                capsize=2.5,
+                label=method,
+            )
+        panel.set_xscale("log")
+        style.counts(panel.xaxis, _epsilons(found))
+        panel.set(xlabel="ε", ylabel="test accuracy, %")
+        panel.legend(loc="upper left")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+
+
+def _methods(found: dict[str, Any]) -> list[str]:
+    here = {row["method"] for row in found["rows"]}
+    return [method for method in _LOOKS if method in here]
+
+
+def _epsilons(found: dict[str, Any]) -> list[float]:
+    return sorted({row["epsilon"] for row in found["rows"]})
+
+
+def _percent(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    error = row["standard_error"]
+    return f"{row['mean']:.1f}" + ("" if error is None else f" ± {error:.1f}")

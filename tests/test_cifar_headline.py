@@ -1,0 +1,133 @@
+"""``benchmarks/cifar_headline.py``: every method tuned alike; it resumes, and writes its table."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import statistics
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+NAMES = ("cifar_headline", "cifar_headline_runs", "cifar_headline_table")
+
+
+@pytest.fixture
+def headline(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    monkeypatch.setenv("CORRNOISE_CACHE", str(tmp_path / "cache"))
+    yield importlib.import_module(NAMES[0])
+    for name in NAMES:
+        sys.modules.pop(name, None)
+
+
+def tried(headline, accuracies):
+    """A case whose runs end with these accuracies, and how many of them were asked for."""
+    asked = set()
+
+    def finished(name):
+        for rung, (last, averaged) in accuracies.items():
+            if f"rung {rung + 10} seed tuning" in name:
+                asked.add(rung)
+                return {"accuracy": {"last": last, "averaged": averaged}}
+        return None
+
+    headline.finished = finished
+    return headline.runs.Case(2.0, "planner's choice"), asked
+
+
+def test_the_ladder_goes_on_beyond_an_end_that_is_the_best_twice_at_most(headline):
+    rising = {rung: (10.0 + rung, 9.0) for rung in range(-5, 9)}
+    case, asked = tried(headline, rising)
+    left, best, _ = headline.tuned(case)
+    assert (left, best, asked) == ([], headline.Choice(4, "last"), {0, 1, 2, 3, 4})
+    falling = {rung: (9.0, 10.0 - rung) for rung in range(-5, 9)}
+    case, asked = tried(headline, falling)
+    assert headline.tuned(case)[1] == headline.Choice(-2, "averaged")
+    assert asked == {-2, -1, 0, 1, 2}
+
+
+def test_the_best_rate_and_weights_are_those_of_the_held_out_images(headline):
+    case, asked = tried(headline, {0: (50.0, 51.0), 1: (54.0, 52.0), 2: (0.0, 53.0)})
+    assert headline.tuned(case)[1] == headline.Choice(1, "last")
+    assert asked == {0, 1, 2}
+    case, _ = tried(headline, {0: (50.0, 51.0), 2: (0.0, 53.0)})
+    left, best, _ = headline.tuned(case)
+    assert best is None
+    assert [(run.rung, run.seed) for run in left] == [(1, -1)]
+    assert math.isclose(left[0].multiple, 3.0)
+
+
+def test_a_small_run_is_prepared_resumed_and_written(headline, tmp_path, capsys, monkeypatch):
+    small = ["--smoke", "--epsilon", "9"]
+    headline.main(["prepare", *small])
+    assert capsys.readouterr().out.count("\n") == 8
+    calls = []
+    made = headline.runs._train
+
+    def counted(run, device):
+        calls.append(run)
+        return made(run, device)
+
+    monkeypatch.setattr(headline.runs, "_train", counted)
+    headline.main(["run", "--workers", "1", *small])
+    finals = [run for run in calls if run.seed >= 0]
+    assert len(finals) == 8
+    assert len(calls) == len(set(calls))
+    assert all(run.case.epsilon == 9.0 for run in calls)
+    # A run that was under way when the process ended is all that is run again.
+    (lost,) = (tmp_path / "cache").glob("headline-run-9-bisr*seed-1.json")
+    lost.unlink()
+    calls.clear()
+    headline.main(["run", "--workers", "1", *small])
+    assert [(run.case.method[:4], run.seed) for run in calls] == [("BISR", 1)]
+    headline.main(["time", *small])
+    capsys.readouterr()
+
+    file, picture = tmp_path / "rows.json", tmp_path / "figure.svg"
+    headline.main(["table", *small, "--json", str(file), "--figure", str(picture)])
+    shown = capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert [row["method"] for row in found["rows"]] == list(headline.runs.METHODS)
+    for row in found["rows"]:
+        accuracies = [run["accuracy"][row["weights"]] for run in row["runs"]]
+        assert [run["seed"] for run in row["runs"]] == [0, 1]
+        assert math.isclose(row["mean"], statistics.mean(accuracies))
+        assert math.isclose(row["standard_error"], statistics.stdev(accuracies) / math.sqrt(2))
+        best = max(max(run["accuracy"].values()) for run in row["tried"])
+        won = next(run for run in row["tried"] if run["rung"] == row["runs"][0]["rung"])
+        assert won["accuracy"][row["weights"]] == best
+        assert all(run["seed"] < 0 for run in row["tried"])
+        assert row["cost"]["alone"]["milliseconds"] > 0
+        assert f"{row['mean']:.1f} ± {row['standard_error']:.1f}" in shown
+    assert "not part of ε" in shown
+    names = {node.get("id", "") for node in ET.parse(picture).getroot().iter()}
+    assert sum(name.startswith("LineCollection") for name in names) == 8  # the legend too
+
+    # The same table and picture from the file, without the runs.
+    monkeypatch.delenv("CORRNOISE_CACHE")
+    again = tmp_path / "again.svg"
+    headline.main(["table", "--from", str(file), "--figure", str(again)])
+    assert capsys.readouterr().out == shown
+    assert again.read_bytes() == picture.read_bytes()
+
+
+def test_a_rate_that_is_too_large_is_a_result_and_not_an_error(headline, monkeypatch):
+    runs = headline.runs
+    run = runs.Training(runs.Case(9.0, "planner's choice", smoke=True), 0, -1)
+    monkeypatch.setattr(runs.training, "default_rate", lambda *_: 1e38)
+    found = runs.train(run)
+    assert found["accuracy"] == {"last": 0.0, "averaged": 0.0}
+    assert found["steps"] < runs.plan_of(run.case, tuning=True).num_steps
+
+
+def test_a_captured_step_has_room_for_most_random_batches(headline):
+    runs = headline.runs
+    plan = runs.plan_of(runs.Case(9.0, "planner's choice", smoke=True), tuning=False)
+    size = runs.graph_size(plan)
+    work = {m: m * (1 + runs.binom.sf(m, 120, 0.1)) for m in range(12, 40)}
+    assert size == min(work, key=work.__getitem__) > plan.expected_batch

@@ -193,6 +193,7 @@ def set_up(
         sampler,
         book,
         secret,
+        processes,
         stand_in=options.rand_on_empty,
         joins=options.joins,
         on_first=marker,

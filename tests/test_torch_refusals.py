@@ -294,12 +294,16 @@ def test_opacus_accountants_are_announced_as_unused():
         PrivacyEngine(accountant="rdp")
 
 
-MODES = ("one_pass", "hooks", "functorch", "ghost")
+MODES = ("one_pass", "hooks", "hooks alone", "functorch", "ghost", "ghost alone")
 
 
 def first_steps(net, mode, *, steps, **options):
-    made = private(PrivacyEngine(key=KEY), net=net, grad_sample_mode=mode, **options)
-    train(made[0], made[1], made[-1], steps=steps, criterion=made[2] if mode == "ghost" else None)
+    name, _, alone = mode.partition(" ")
+    made = private(
+        PrivacyEngine(key=KEY), net=net, grad_sample_mode=name, wrap_model=not alone, **options
+    )
+    criterion = made[2] if name == "ghost" else None
+    train(net if alone else made[0], made[1], made[-1], steps=steps, criterion=criterion)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -218,6 +218,8 @@ class OpacusSums:
         self.params, self.clip_norm = wrapped.params, self._pinned.max_grad_norm
         self._own_noise: Callable[[], None] = wrapped.optimizer.add_noise
         self._optimizer, self._module = wrapped.optimizer, wrapped.module
+        # Without a wrapper there are hooks alone, which know the model but are none.
+        self._model: nn.Module = getattr(wrapped.module, "_module", wrapped.module)
         if hasattr(self._module, "get_clipping_coef"):
             self._clipped: int | None = None  # of the last backward pass
             self._coefficients: Callable[[], torch.Tensor] = self._module.get_clipping_coef
@@ -302,12 +304,12 @@ class OpacusSums:
                 "optimizer.step() must come after loss.backward() on a batch, got no gradients at "
                 "all; call backward, also for an empty batch"
             )
-        self._refuse(unused[0], self._module.named_parameters())
+        self._refuse(unused[0], self._model.named_parameters())
 
     def _refuse(self, unused: Any, named: Iterable[tuple[str, Any]]) -> NoReturn:
         self.drop()
         names = {id(part): name for name, part in named}
-        name = names.get(id(unused), "?").removeprefix("_module.")
+        name = names.get(id(unused), "?")
         raise ValueError(
             f"every trained parameter must take part in the loss, got none of {name!r} at this "
             "step; freeze what is not used (requires_grad_(False)) before make_private, or take "
@@ -336,17 +338,17 @@ class OpacusSums:
         if any(hasattr(param, "_norm_sample") for param in self.params):
             for param in self.params:
                 if not hasattr(param, "_norm_sample"):
-                    self._refuse(param, self._module.named_parameters())
+                    self._refuse(param, self._model.named_parameters())
                 yield param._norm_sample  # type: ignore[attr-defined]
             return
-        for layer in self._module.iterate_submodules(self._module):
+        for layer in self._module.iterate_submodules(self._model):
             if not hasattr(layer, "norm_sample"):
-                self._refuse(layer, self._module.named_modules())
+                self._refuse(layer, self._model.named_modules())
             yield from layer.norm_sample
 
     def _forget_norms(self) -> None:
         """Those of a parameter that the next batch does not use must not count for its examples."""
-        for part in (*self.params, *self._module.modules()):
+        for part in (*self.params, *self._model.modules()):
             for name in ("_norm_sample", "norm_sample"):
                 if hasattr(part, name):
                     delattr(part, name)

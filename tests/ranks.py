@@ -1,6 +1,7 @@
 """Training on several processes with gloo: ``ranks.py KIND WORLD FOLDER MECHANISM PORT``.
 
-KIND is "ddp", "ddp-ghost" or "fsdp", or "ddp-own" or "fsdp-own" for our own clipping. Rank r writes
+KIND is "ddp", "ddp-ghost" or "fsdp", or "ddp-own" or "fsdp-own" for our own clipping, or
+"accelerate-own" for what Accelerate prepares. Rank r writes
 FOLDER/r.pt: the weights after 20 steps, the noise that it adds at step 5, and ε. The first rank
 makes the key, FOLDER/key.
 """
@@ -11,6 +12,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
@@ -29,13 +31,14 @@ MODES = {
     "ddp": "hooks",
     "ddp-ghost": "ghost",
     "ddp-own": "one_pass",
+    "accelerate-own": "one_pass",
     "fsdp": "ghost_fsdp",
     "fsdp-own": "one_pass",
     "single": "hooks",
 }
 
 
-def trained(engine: PrivacyEngine, net: nn.Module, kind: str, mechanism: str):
+def trained(engine: PrivacyEngine, net: nn.Module, kind: str, mechanism: str, **options: Any):
     """20 of 24 steps; the wrapped model and the optimizer."""
     made = private(
         engine,
@@ -48,6 +51,7 @@ def trained(engine: PrivacyEngine, net: nn.Module, kind: str, mechanism: str):
         grad_sample_mode=MODES[kind],
         # Pieces of a batch, of which one rank may have none.
         max_physical_batch_size=2 if kind == "fsdp-own" else None,
+        **options,
     )
     criterion = made[2] if "ghost" in MODES[kind] else None
     net, optimizer, batches = made[0], made[1], made[-1]
@@ -66,18 +70,27 @@ def work(kind: str, world: int, rank: int, folder: Path, mechanism: str) -> None
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
     net: nn.Module = model()
+    options = {}
     if kind == "fsdp":
         net = FSDP2Wrapper(net, mesh=init_device_mesh("cpu", (world,)))
     elif kind == "fsdp-own":
         mesh = init_device_mesh("cpu", (world,))
         fully_shard(net[0], mesh=mesh)
         net = fully_shard(net, mesh=mesh)
+    elif kind == "accelerate-own":
+        from accelerate import Accelerator
+
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+        accelerator = Accelerator(cpu=True)
+        assert accelerator.num_processes == world
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        net, options["optimizer"] = accelerator.prepare(net, optimizer)
     elif kind == "ddp-own":
         net = nn.parallel.DistributedDataParallel(net)
     else:
         net = DifferentiallyPrivateDistributedDataParallel(net)
     engine = PrivacyEngine(key=folder / "key", ledger=folder / "ledger")
-    wrapped, optimizer = trained(engine, net, kind, mechanism)
+    wrapped, optimizer = trained(engine, net, kind, mechanism, **options)
     if kind.endswith("own"):
         zeros = [torch.zeros_like(engine._setup.step.sums.clipper.flat)]
     else:

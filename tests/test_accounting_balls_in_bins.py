@@ -371,3 +371,11 @@ def test_delta_grows_with_every_inner_product(seed):
         less = integrated(np.array([[1.0, a], [a, 1.0]]), 1.1, 0.8, direction)
         more = integrated(np.array([[1.1, b], [b, 1.0]]), 1.1, 0.8, direction)
         assert less <= more
+
+
+@pytest.mark.parametrize("sigma", [9e6, 1.1e7, 1e9])
+def test_much_noise_is_never_taken_for_an_infinite_amount(sigma):
+    """One bin is the Gaussian mechanism, whose δ at ε = 0 is far above rounding errors."""
+    for groups in ([(sigma**-2, 1)], [(0.0, 1)]):
+        found = allocation.delta(groups, 0.0 if groups[0][0] else sigma**-2, 0.0)
+        assert found >= gaussian.delta(0.0, 1.0 / sigma)

@@ -229,6 +229,35 @@ def test_the_errors_of_transforms_are_bounded():
     assert np.linalg.norm(gap.astype(float)) <= errors.norm < 1e-12
 
 
+def test_the_inverse_of_a_wide_law_has_the_error_of_a_transform():
+    """Its norm is that of the product, however small those of the factors are."""
+    mass = np.ones(1 << 14) / (1 << 14)
+    transform, errors = convolution.powers([(mass, 3)], 1 << 15)
+    inverse = convolution.rounding(1 << 15) * np.linalg.norm(np.fft.irfft(transform, 1 << 15))
+    size, least = float(np.linalg.norm(mass)), np.abs(np.fft.rfft(mass, 1 << 15)) ** 2
+    assert inverse <= errors.largest
+    assert inverse <= allocation._error(3, size, 1.0, least)
+    assert convolution.rounding(1 << 22) > 22 * 6.7 * 2.0**-53 > convolution.rounding(1 << 20)
+
+
+@pytest.mark.parametrize(("variance", "r"), [(1e-6, 1), (1e-4, 2), (1.0, 5), (1.0, 100_000)])
+def test_every_transform_has_a_power_of_two_as_its_size(monkeypatch, variance, r):
+    """The error of a transform is known for these."""
+    sizes, found = set(), lognormal.powers
+
+    def powers(masses, size):
+        sizes.add(size)
+        return found(masses, size)
+
+    monkeypatch.setattr(lognormal, "powers", powers)
+    total = lognormal.LognormalSum(variance, max(r, 5), r)
+    h = epoch.spacing(variance, max(r, 5), r)
+    total.calls(h)
+    total.puts(h)
+    assert sizes
+    assert all(size & (size - 1) == 0 for size in sizes)
+
+
 def noise(b, k, sampling, epsilon, delta):
     n = b * k
     part = cn.Participation(n, b, k)

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import io
 import json
@@ -85,7 +86,10 @@ def made(tmp_path_factory):
     """What the examples of verify and audit read: plan.json, the folder run, and run.key."""
     folder = tmp_path_factory.mktemp("made")
     plan = "--epochs 2 --batch-size 360 --epsilon 8 --delta 1e-4 --mechanism bisr --sampling fixed"
-    assert main(shlex.split(f"train --data digits {plan} --out {folder / 'run'} --json")) == 0
+    said = io.StringIO()  # the same for every test that asks for this, and not for the first alone
+    with contextlib.redirect_stderr(said):
+        status = main(shlex.split(f"train --data digits {plan} --out {folder / 'run'} --json"))
+    assert status == 0, said.getvalue()
     found = json.loads((folder / "run" / "run.json").read_text())
     (folder / "plan.json").write_text(json.dumps(found["plan"]))
     return folder

@@ -46,6 +46,7 @@ def run(kind, world, folder, mechanism):
         ("fsdp", 4, "bisr"),
         ("ddp-own", 2, "bisr"),
         ("ddp-own", 4, "blt"),
+        ("accelerate-own", 2, "bisr"),
         ("fsdp-own", 2, "bsr"),
         ("fsdp-own", 4, "bisr"),
     ],

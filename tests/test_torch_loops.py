@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -174,3 +176,49 @@ def test_lightning_takes_the_steps_of_a_loop_of_ones_own(monkeypatch):
         enable_model_summary=False, enable_checkpointing=False, gradient_clip_val=1e-3,
     ).fit(net)  # fmt: skip
     assert torch.equal(weights(net.layers), plain())
+
+
+@contextlib.contextmanager
+def two_processes():
+    """The first of two processes, as torch sees it; the other one does not exist."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_lightning_on_several_devices_is_refused(monkeypatch):
+    pytest.importorskip("lightning")
+    from lightning.pytorch import Trainer
+
+    # As torchrun and Lightning's own launcher leave it, so that no process is launched.
+    for name, value in {"LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    engine = PrivacyEngine(key=KEY)
+    with two_processes(), pytest.raises(ValueError, match=r"a run on 2 processes.*devices=1"):
+        Trainer(
+            devices=2, strategy="ddp", max_epochs=3, accelerator="cpu", logger=False,
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        ).fit(lightning_module(engine))  # fmt: skip
+
+
+def test_a_model_that_is_wrapped_after_make_private_is_refused():
+    engine, net = PrivacyEngine(key=KEY), model()
+    made = private(engine, net=net)
+    before = weights(net)
+    with two_processes(), pytest.raises(ValueError, match="a run on 2 processes must be given"):
+        train(*made, steps=1)
+    assert engine.steps_taken == engine.steps_released == 0
+    assert torch.equal(weights(net), before)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_copies_on_several_gpus_are_refused():
+    net = nn.DataParallel(model())
+    net.device_ids = [0, 1]
+    with pytest.raises(ValueError, match="one process must have one GPU, got 2 in DataParallel"):
+        private(PrivacyEngine(key=KEY), net=net)

@@ -292,3 +292,52 @@ def test_a_missing_zero_grad_is_refused():
 def test_opacus_accountants_are_announced_as_unused():
     with pytest.warns(UserWarning, match="the plan's own analysis"):
         PrivacyEngine(accountant="rdp")
+
+
+MODES = ("one_pass", "hooks", "hooks alone", "functorch", "ghost", "ghost alone")
+
+
+def first_steps(net, mode, *, steps, **options):
+    name, _, alone = mode.partition(" ")
+    made = private(
+        PrivacyEngine(key=KEY), net=net, grad_sample_mode=name, wrap_model=not alone, **options
+    )
+    criterion = made[2] if name == "ghost" else None
+    train(net if alone else made[0], made[1], made[-1], steps=steps, criterion=criterion)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_float64_data_is_refused_in_words_unless_the_model_converts_it(mode):
+    class Converting(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x.float())
+
+    x, y = dataset().tensors
+    batches = DataLoader(TensorDataset(x.double(), y), batch_size=10)
+    with pytest.raises(ValueError, match=r"layer '0' must have the type .*float32, got .*float64;"):
+        first_steps(model(), mode, steps=1, data_loader=batches)
+    first_steps(Converting(*model()), mode, steps=2, data_loader=batches)
+
+
+@pytest.mark.parametrize("used", [0, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_parameter_that_takes_no_part_in_a_step(mode, used):
+    """Its norms of an earlier batch must not count for the examples of this one."""
+
+    class Sometimes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.always, self.sometimes = model(), nn.Linear(12, 2)
+            self.batches = 0
+
+        def forward(self, x):
+            if torch.is_grad_enabled():
+                self.batches += 1
+            out = self.always(x)
+            return out + self.sometimes(x) if self.batches <= used else out
+
+    if mode == "one_pass":
+        first_steps(Sometimes(), mode, steps=used + 1)
+        return
+    with pytest.raises(ValueError, match=r"must take part in the loss, got none of 'sometimes\."):
+        first_steps(Sometimes(), mode, steps=used + 1)

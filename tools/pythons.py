@@ -49,7 +49,10 @@ LEFT_OUT = frozenset(
         "triton",
     }
 )
-MISSING = re.compile(r"No module named '?(\w+)|(\w+) is needed and not installed")
+MISSING = re.compile(
+    r"No module named '?(\w+)|(\w+) is needed and not installed"
+    r"|No package metadata was found for (\w+)"
+)
 
 
 @dataclass
@@ -164,7 +167,7 @@ def count(results: Path, outcome: Outcome, left_out: frozenset[str]) -> None:
             outcome.counts["skipped" if case.find("skipped") is not None else "passed"] += 1
             continue
         text = "\n".join(f"{part.get('message')}\n{part.text}" for part in case)
-        missing = {one or other for one, other in MISSING.findall(text)} & left_out
+        missing = {name for found in MISSING.findall(text) for name in found} & left_out
         if missing:
             outcome.counts["left out"] += 1
             outcome.left_out[", ".join(sorted(missing)), place] += 1

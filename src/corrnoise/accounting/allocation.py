@@ -45,6 +45,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from corrnoise.accounting import convolution
 from corrnoise.accounting.bins import Bins
 
 Array = npt.NDArray[np.float64]
@@ -57,15 +58,16 @@ _COARSE, _FINE = 1 << 11, 1 << 15
 _REACHES = (1.5, 4.0, 12.0, 40.0, 150.0)
 # The largest exponent of the tilt at the end of the grid, of either sign.
 _MOST_TILT = 600.0
-# The rounding error of a transform, root mean square, is at most log2(size) = 17 times 2.2e-16
-# of the norm of its input; that of all other arithmetic, relative, is far below the second number.
-_TRANSFORM, _ARITHMETIC = 1.6e-14, 1e-6
+# The relative rounding error of all arithmetic but transforms and tilts is far below this.
+_ARITHMETIC = 1e-6
+# The relative error of a power, for each of its factors, as a part of that of a transform.
+_POWER = 1.0 / 8.0
 # The part of the tilt with the least rounding errors that is used for removing: sums beyond the
 # period count e^{λ·period} times.
 _EASE = 0.65
 # Beyond this ε numbers would overflow.
 _LARGEST_EPSILON = 500.0
-# Variances below this are those of a constant.
+# Variances below this would cancel. They are raised to it, which raises δ.
 _LEAST_VARIANCE = 1e-14
 # The relative rounding error of the two terms of a difference.
 _CANCELLATION = 4e-15
@@ -172,11 +174,11 @@ def _remove(groups: Groups, common: float, epsilon: float, reach: float, points:
     # The error of a product is at most that of each factor with all others; Cauchy and Schwarz.
     size = max(float(np.linalg.norm(mass)) * mean for mass, _ in tilted)
     size = max(size, *(float(np.linalg.norm(mass * values)) for mass, _ in tilted))
-    error = _TRANSFORM * b * (b + 2.0) * size * math.sqrt(float(np.mean(least**2)))
+    error = b * _error(b, size, mean, least)
     worth = _scaled(worth, epsilon + log_total - tilt * sums)
     found = _sum(law, worth, error)
     wrapped = b * mean * math.exp(min(epsilon + log_total - tilt * 2.0 * reach, 700.0))
-    return _rounded_up(found + wrapped + cut)
+    return _rounded_up(found + wrapped + cut, b)
 
 
 def _add(groups: Groups, common: float, epsilon: float, reach: float, points: int) -> float:
@@ -197,11 +199,11 @@ def _add(groups: Groups, common: float, epsilon: float, reach: float, points: in
         law = law * transform**count
         least *= np.abs(transform) ** (count - 1)
     size = max(float(np.linalg.norm(mass)) for mass, _ in tilted)
-    error = _TRANSFORM * (b + 1.0) * size * math.sqrt(float(np.mean(least**2)))
+    error = _error(b, size, 1.0, least)
     worth = _scaled(worth, log_total - tilt * sums)
     # A sum beyond the period, which is more than 1, is worth no more than one at the period.
     beyond = float(_put(np.array([2.0 * reach]), common)[0])
-    return _rounded_up(_sum(law, worth, error) + beyond)
+    return _rounded_up(_sum(law, worth, error) + beyond, b)
 
 
 class _Law(NamedTuple):
@@ -217,13 +219,7 @@ def _on_grid(variance: float, log_unit: float, reach: float, points: int) -> _La
     from scipy.special import ndtr  # deferred, like all of SciPy, for a quick import
 
     step = reach / points
-    if variance < _LEAST_VARIANCE:
-        at = math.exp(-log_unit) / step
-        mass = np.zeros(points + 1)
-        if at >= points:
-            return _Law(mass, 1.0, 1.0)
-        mass[int(at) : int(at) + 2] = 1.0 - at % 1.0, at % 1.0
-        return _Law(mass, 0.0, 0.0)
+    variance = max(variance, _LEAST_VARIANCE)
     root = math.sqrt(variance)
     edges = np.full(points + 1, -np.inf)
     edges[1:] = (np.log(np.arange(1, points + 1) * step) + log_unit + variance / 2.0) / root
@@ -333,5 +329,21 @@ def _sum(law: npt.NDArray[np.complex128], worth: Array, error: float) -> float:
         return max(found, 0.0) + error * float(np.sum(worth))
 
 
-def _rounded_up(found: float) -> float:
-    return min(found * (1.0 + _ARITHMETIC), 1.0) if math.isfinite(found) else 1.0
+def _error(count: int, size: float, most: float, least: Array) -> float:
+    """A bound of the rounding errors of the inverse transform of a product, at every point.
+
+    Args:
+        count: the number of factors.
+        size: what an error of one factor's transform is relative to.
+        most: a bound of the product where all factors but two are 1.
+        least: the size of the other factors at every frequency.
+    """
+    # The factors' own transforms; the powers, and the inverse transform of the product.
+    total = count * size + (2.0 + _POWER * count) * most
+    rounding = convolution.rounding(2 * (least.size - 1))
+    return rounding * total * math.sqrt(float(np.mean(least**2)))
+
+
+def _rounded_up(found: float, count: int) -> float:
+    rounding = 1.0 + _ARITHMETIC + convolution.FACTOR * count
+    return min(found * rounding, 1.0) if math.isfinite(found) else 1.0

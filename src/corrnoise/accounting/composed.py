@@ -34,7 +34,7 @@ _MOST_TILT = 500.0
 _FEW = 2000
 # The relative width of the bracket that a search for noise ends with.
 _TOLERANCE = 1e-5
-# Relative; far above the rounding errors of what is not a transform.
+# Relative; far above the rounding errors of what is neither a transform nor a tilt.
 _ARITHMETIC = 1e-9
 # Variances 1/σ² for which an epoch is computed: numbers neither cancel nor overflow.
 _LEAST_VARIANCE, _MOST_VARIANCE = 1e-8, 100.0
@@ -138,7 +138,8 @@ def _composed(parts: list[tuple[Losses, int]], h: float, epsilon: float) -> floa
     logs = sum(c * math.log(f) for f, (_, c) in zip(finite, parts, strict=True))
     more = sum(c * math.log1p(x.infinite / f) for f, (x, c) in zip(finite, parts, strict=True))
     infinite = math.exp(logs) * math.expm1(more)
-    return min((found + beyond + infinite) * (1.0 + _ARITHMETIC), 1.0)
+    rounding = _ARITHMETIC + convolution.FACTOR * sum(count for _, count in parts)
+    return min((found + beyond + infinite) * (1.0 + rounding), 1.0)
 
 
 def _log_total(x: Losses, loss: Array, tilt: float) -> float:

@@ -10,9 +10,11 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-# The norm of a transform's rounding errors is at most log2(size)·6.7·1.1e-16 of the norm of the
-# transform (Higham, Accuracy and Stability of Numerical Algorithms, Theorem 24.2); size ≤ 2^21.
-_TRANSFORM = 1.6e-14
+# Of a transform of at most 2^21 numbers, and for each factor 2 of its size.
+_TRANSFORM, _STAGE = 1.6e-14, 7.5e-16
+# What rounding adds to the masses of a product, relative and for each of its factors, besides the
+# transforms: exponents of a tilt of at most 600 have an error of at most 600·2^-53.
+FACTOR = 1e-13
 
 
 class Errors(NamedTuple):
@@ -22,8 +24,17 @@ class Errors(NamedTuple):
     norm: float
 
 
+def rounding(size: int) -> float:
+    """The norm of a transform's rounding errors, relative to the norm of the transform: a bound.
+
+    It is log2(size)·6.7·2^-53 for a power of two (Higham, Accuracy and Stability of Numerical
+    Algorithms, 2002, Theorem 24.2).
+    """
+    return max(_TRANSFORM, _STAGE * math.log2(size))
+
+
 def powers(masses: list[tuple[Array, int]], size: int) -> tuple[npt.NDArray[np.complex128], Errors]:
-    r"""The transform of a convolution of powers, and the errors of its inverse, in N masses.
+    r"""The transform of a convolution of powers, and the errors of its inverse, in N = 2^m masses.
 
     A transform f of masses m has an error of root mean square c‖m‖. With A = |f| + c‖m‖√N the error
     of the product Πf_i^{n_i} is at most Σ_i n_i·B_i times that of f_i, B_i = ΠA_j^{n_j}/A_i. An
@@ -32,13 +43,13 @@ def powers(masses: list[tuple[Array, int]], size: int) -> tuple[npt.NDArray[np.c
     errors is their root mean square, for which the largest B_i is taken. The error of computing
     powers is relative, and the inverse has that of a transform.
     """
-    product = np.ones(size // 2 + 1, dtype=complex)
+    product, error = np.ones(size // 2 + 1, dtype=complex), rounding(size)
     sizes, norms = list[Array](), list[float]()
     for mass, count in masses:
         transform = np.fft.rfft(mass, size)
         product = product * transform**count
         norms.append(float(np.linalg.norm(mass)))
-        sizes.append(np.abs(transform) + _TRANSFORM * norms[-1] * math.sqrt(size))
+        sizes.append(np.abs(transform) + error * norms[-1] * math.sqrt(size))
     largest = norm = (sum(count for _, count in masses) + 2.0) * _root_mean_square(product, size)
     for i, (_, times) in enumerate(masses):
         others = np.ones(product.size)
@@ -46,7 +57,7 @@ def powers(masses: list[tuple[Array, int]], size: int) -> tuple[npt.NDArray[np.c
             others *= sizes[j] ** (count - (i == j))
         largest += times * norms[i] * _root_mean_square(others, size)
         norm += times * norms[i] * float(np.max(others))
-    return product, Errors(_TRANSFORM * largest, _TRANSFORM * norm)
+    return product, Errors(error * largest, error * norm)
 
 
 def _root_mean_square(x: npt.NDArray[np.number], size: int) -> float:

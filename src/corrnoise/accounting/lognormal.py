@@ -32,7 +32,7 @@ import math
 
 import numpy as np
 
-from corrnoise.accounting.convolution import Array, Errors, powers, repeated_sums
+from corrnoise.accounting.convolution import FACTOR, Array, Errors, powers, repeated_sums
 
 # Beyond losses with less δ than this, they count as infinite.
 _NEGLIGIBLE = 1e-19
@@ -59,7 +59,7 @@ _PART, _REACH = 1e-4, 30.0
 _MANY, _JUMP, _FEW = 256, 0.25, 400
 # The rounding error of the two terms of a difference, relative.
 _CANCELLATION = 1e-13
-# The relative rounding error of all arithmetic but transforms is far below this.
+# The relative rounding error of all arithmetic but transforms and tilts is far below this.
 _ARITHMETIC = 1e-6
 
 
@@ -69,6 +69,7 @@ class LognormalSum:
     def __init__(self, variance: float, num_bins: int, num_steps: int) -> None:
         self.variance, self.root = variance, math.sqrt(variance)
         self.b, self.r = num_bins, num_steps
+        self.rounding = 1.0 + _ARITHMETIC + FACTOR * num_steps
         self.deviation = math.sqrt(num_steps * math.expm1(variance))
         # Beyond this a single X_j is not seen; the sum neither, so far beyond its mean.
         self.largest = math.exp(variance / 2.0 + LARGEST_NORMAL * self.root)
@@ -108,7 +109,7 @@ class LognormalSum:
         found = self._within(y)
         if self.r >= _MANY and y[0] - self.r > max(_FIRST * self.deviation, 2.0 / _JUMP):
             found = np.minimum(found, self._jump(y))
-        return found * ((1.0 + _ARITHMETIC) / self.b)
+        return found * (self.rounding / self.b)
 
     def _within(self, y: Array) -> Array:
         """Upper values of E[(Y - y)_+] from a window of the sum and a largest X_j."""
@@ -194,9 +195,10 @@ class LognormalSum:
         at = at[kept]
         worth = grid.step * repeated_sums(law[kept], weight[kept], errors)
         start = float(at[0])
-        missed = grid.chernoff(self.r, grid.tilt(self.r, start), start) if start else 0.0
+        tilt = min(grid.tilt(self.r, start), 0.0)
+        missed = grid.chernoff(self.r, tilt, start) if start else 0.0
         found[: y.size] = np.interp(y, at, worth) + y * missed
-        return found * ((1.0 + _ARITHMETIC) / self.b)
+        return found * (self.rounding / self.b)
 
 
 def _first_below(values: Array) -> int:
@@ -266,7 +268,9 @@ class _Grid:
         """The window of the sum, its tilted masses, the weights that undo it, and the errors."""
         log_total = self.log_total(tilt)
         mass = self.mass * np.exp(tilt * self.values - log_total)
-        size = max(self.points, mass.size)
+        size = self.points
+        while size < mass.size:  # the error of a transform is known for powers of two
+            size *= 2
         transform, errors = powers([(mass, count)], size)
         found = np.roll(np.fft.irfft(transform, size), -(self.first % size))
         at = self.step * np.arange(self.first, self.first + size, dtype=np.float64)

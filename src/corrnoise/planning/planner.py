@@ -123,7 +123,7 @@ def plan(
             named=mechanisms is not None,
         )
         pricing = Pricing(part, epsilon, delta, how, memory, rounds, num_bands is not None, draws)
-        problems.append(_Problem(question, pricing, _candidates(question, mechanisms)))
+        problems.append(_Problem(pricing, _candidates(question, mechanisms)))
     count = sum(len(problem.candidates) for problem in problems)
     share = Share(draws.progress, count + _FINALISTS * CERTIFICATE)
     priced: list[Priced] = []
@@ -167,7 +167,6 @@ def plan(
 class _Problem:
     """The candidates of one sampling, and what they are priced for."""
 
-    question: Question
     pricing: Pricing
     candidates: list[tuple[Family, Candidate]]
 

@@ -72,16 +72,6 @@ class GradientNoise:
         squares = (1.0 - beta) / (1.0 + beta) * (1.0 + powers) / (1.0 - powers)
         return self.scale**2 * np.sqrt(2.0 * self._correlation * squares)
 
-    def first_moment(self, beta: float) -> Array:
-        """The variance of the noise in the first moment after each step; length n.
-
-        Args:
-            beta: β₁.
-        """
-        powers = beta ** np.arange(1.0, self.mechanism.num_steps + 1)
-        filtered = self._squares(momentum=beta, decay=0.0)
-        return filtered * (self.scale * (1.0 - beta) / (1.0 - powers)) ** 2
-
     def independent(self, beta: float) -> float:
         """The standard deviation of independent noise that would move the weights as far.
 

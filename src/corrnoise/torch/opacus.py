@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import opacus
 import torch
@@ -218,6 +218,8 @@ class OpacusSums:
         self.params, self.clip_norm = wrapped.params, self._pinned.max_grad_norm
         self._own_noise: Callable[[], None] = wrapped.optimizer.add_noise
         self._optimizer, self._module = wrapped.optimizer, wrapped.module
+        # Without a wrapper there are hooks alone, which know the model but are none.
+        self._model: nn.Module = getattr(wrapped.module, "_module", wrapped.module)
         if hasattr(self._module, "get_clipping_coef"):
             self._clipped: int | None = None  # of the last backward pass
             self._coefficients: Callable[[], torch.Tensor] = self._module.get_clipping_coef
@@ -277,6 +279,7 @@ class OpacusSums:
             param.grad = None
             if hasattr(param, "grad_sample"):
                 param.grad_sample = None  # type: ignore[attr-defined]
+        self._forget_norms()
 
     def _pre_step(self, *given: Any, **named: Any) -> bool:
         self._check_used()
@@ -295,14 +298,18 @@ class OpacusSums:
         unused = [p for p in self.params if getattr(p, "grad_sample", None) is None]
         if not unused:
             return
-        self.drop()
         if len(unused) == len(self.params):
+            self.drop()
             raise ValueError(
                 "optimizer.step() must come after loss.backward() on a batch, got no gradients at "
                 "all; call backward, also for an empty batch"
             )
-        names = {id(param): name for name, param in self._module.named_parameters()}
-        name = names.get(id(unused[0]), "?").removeprefix("_module.")
+        self._refuse(unused[0], self._model.named_parameters())
+
+    def _refuse(self, unused: Any, named: Iterable[tuple[str, Any]]) -> NoReturn:
+        self.drop()
+        names = {id(part): name for name, part in named}
+        name = names.get(id(unused), "?")
         raise ValueError(
             f"every trained parameter must take part in the loss, got none of {name!r} at this "
             "step; freeze what is not used (requires_grad_(False)) before make_private, or take "
@@ -323,15 +330,33 @@ class OpacusSums:
             _MARK(sample.grad_sample)
 
     def _norms(self) -> Iterator[torch.Tensor]:
-        for module in self._module.modules():
-            yield from getattr(module, "norm_sample", ())  # of FSDP
-        for param in self.params:
-            if hasattr(param, "_norm_sample"):
+        """Of single examples, in the last backward pass; FSDP's are kept with the layers.
+
+        Raises:
+            ValueError: a parameter or layer has none.
+        """
+        if any(hasattr(param, "_norm_sample") for param in self.params):
+            for param in self.params:
+                if not hasattr(param, "_norm_sample"):
+                    self._refuse(param, self._model.named_parameters())
                 yield param._norm_sample  # type: ignore[attr-defined]
+            return
+        for layer in self._module.iterate_submodules(self._model):
+            if not hasattr(layer, "norm_sample"):
+                self._refuse(layer, self._model.named_modules())
+            yield from layer.norm_sample
+
+    def _forget_norms(self) -> None:
+        """Those of a parameter that the next batch does not use must not count for its examples."""
+        for part in (*self.params, *self._model.modules()):
+            for name in ("_norm_sample", "norm_sample"):
+                if hasattr(part, name):
+                    delattr(part, name)
 
     def _clip(self) -> torch.Tensor:
         check_norms(self._norms())
         factors = self._coefficients()
+        self._forget_norms()
         self._clipped = len(factors)
         return factors
 

@@ -22,6 +22,7 @@ privacy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -115,3 +116,33 @@ def _parts(grad: torch.Tensor) -> Sequence[torch.Tensor]:
         return ()
     flat = grad.detach().reshape(len(grad), -1)
     return flat.split(max(1, _CHUNK // max(1, flat.shape[1])))
+
+
+def check_inputs(module: nn.Module) -> None:
+    """Let each of torch's layers refuse float64 inputs at its first call, in words.
+
+    Only where torch would fail itself: a layer of the user's own may convert its input.
+
+    Args:
+        module: the model, whose parameters are no float64.
+    """
+    for name, layer in module.named_modules():
+        code = getattr(type(layer).forward, "__module__", "")
+        if code.startswith("torch.nn.modules") and not isinstance(layer, nn.RMSNorm):
+            own = next(layer.parameters(recurse=False), None)
+            if own is not None:
+                _watch(name, layer, own.dtype)
+
+
+def _watch(name: str, layer: nn.Module, wanted: torch.dtype) -> None:
+    def check(_: nn.Module, args: tuple[Any, ...]) -> None:
+        first = args[0] if args else None
+        if isinstance(first, torch.Tensor) and first.dtype == torch.float64:
+            raise ValueError(
+                f"the inputs of the layer {name!r} must have the type of its parameters, "
+                f"{wanted}, got torch.float64; convert the data, as by inputs.float()"
+            )
+        handle.remove()  # the first batch shows it
+
+    plain: Any = torch.compiler.disable  # a compiled model must not compile the check
+    handle = layer.register_forward_pre_hook(plain(check), prepend=True)

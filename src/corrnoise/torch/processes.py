@@ -37,11 +37,23 @@ class Processes:
 
     @staticmethod
     def of(module: nn.Module) -> Processes:
-        """What the wrapper of a model says."""
+        """What the wrapper of a model says.
+
+        Raises:
+            ValueError: there are several processes or GPUs, and the model has no wrapper that
+                the engine knows.
+        """
         sharded = isinstance(module, FSDPModule)
         kinds = (DistributedDataParallel, opacus.DistributedDataParallel)
+        if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
+            raise ValueError(
+                f"one process must have one GPU, got {len(module.device_ids)} in DataParallel, "
+                "which copies the model without its hooks; use DistributedDataParallel"
+            )
         if not sharded and not isinstance(module, kinds):
-            return Processes()
+            alone = Processes()
+            alone.check()
+            return alone
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         if sharded:
             # The noise is divided by what gradients are divided by: say it, and do not rely on
@@ -50,6 +62,20 @@ class Processes:
                 if isinstance(part, FSDPModule):
                     part.set_gradient_divide_factor(world)
         return Processes(rank, world, sharded)
+
+    def check(self) -> None:
+        """Raise if there are more processes than the run was made for.
+
+        Lightning, for one, wraps a model later than ``make_private`` sees it. Each process would
+        then train on batches and noise of its own, and the plan prices one run.
+        """
+        found = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        if found > self.world_size:
+            raise ValueError(
+                f"a run on {found} processes must be given its model in DistributedDataParallel "
+                f"or fully_shard, got one that is made for {self.world_size}; wrap it before "
+                "make_private, or train on one device (with Lightning: devices=1)"
+            )
 
     def gathered(self, value: T) -> list[T]:
         """The value of every process, in the order of ranks."""

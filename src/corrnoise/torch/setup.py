@@ -26,7 +26,7 @@ from corrnoise.torch.loader import StepSampler, step_loader
 from corrnoise.torch.one_pass import OnePassSums
 from corrnoise.torch.one_pass import objection as one_pass_objection
 from corrnoise.torch.placement import trained
-from corrnoise.torch.precision import check_precision
+from corrnoise.torch.precision import check_inputs, check_precision
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.step import PrivateStep
 from corrnoise.torch.without_noise import is_private
@@ -193,11 +193,13 @@ def set_up(
         sampler,
         book,
         secret,
+        processes,
         stand_in=options.rand_on_empty,
         joins=options.joins,
         on_first=marker,
     )
     sums.attach(step)
+    check_inputs(module)
     setup = Setup(
         plan,
         secret,

@@ -19,6 +19,7 @@ from corrnoise.records import Ledger
 from corrnoise.torch.fingerprint import PositionHash, keyed
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import Placement, local
+from corrnoise.torch.processes import Processes
 
 # What rounding may add to the norm of a sum, relative: that of TF32 in matrix products included.
 _ROUNDING = 0.01
@@ -77,6 +78,7 @@ class PrivateStep:
         sampler: the run's batches.
         ledger: of this process.
         key: for the digests of the ledger.
+        processes: that train the model.
         stand_in: whether an empty batch comes as one example that stands for none, for modes that
             cannot run on an empty batch; its gradient is replaced by zeros.
         joins: whether one step may take several batches in a row: only where batches are disjoint
@@ -92,6 +94,7 @@ class PrivateStep:
         sampler: StepSampler,
         ledger: Ledger,
         key: Key,
+        processes: Processes,
         *,
         stand_in: bool = False,
         joins: bool = False,
@@ -101,6 +104,7 @@ class PrivateStep:
         self.sums = sums
         sampler.restart = sums.drop
         self._process, self._stand_in = os.getpid(), stand_in
+        self._processes = processes
         self._on_first, self._joins = on_first, joins
         self._hash = PositionHash(key.subkey("positions"))
         self._noise = noise
@@ -164,6 +168,7 @@ class PrivateStep:
                 "it; two processes would release different gradients with the same noise: call "
                 "make_private in the process that trains"
             )
+        self._processes.check()
         self._sampler.check(step)
         shares = [len(self._sampler.share(each)) for each in range(first, step + 1)]
         expected, found = sum(shares), self.sums.examples

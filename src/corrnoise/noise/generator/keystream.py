@@ -10,8 +10,6 @@ import numpy as np
 from corrnoise.noise.generator import chacha
 from corrnoise.noise.generator.chacha import WORDS_PER_BLOCK, Words
 
-BLOCK_BYTES = 4 * WORDS_PER_BLOCK
-
 _SPAN = 1 << 32  # blocks with one value of state word 13
 _NAIVE_BLOCKS = 1 << 12
 

@@ -105,18 +105,6 @@ def test_the_covariance_of_what_is_released_is_that_of_the_mechanism():
     assert np.all(np.abs(found - expected) < 6 * errors)
 
 
-def test_a_dense_mechanism_with_weights_of_its_own_for_each_step():
-    part = cn.Participation(num_steps=6, min_sep=3, max_participations=2)
-    dense = cn.mechanisms.dense(cn.workloads.prefix_sum(6), part)
-    if dense.recursive:
-        pytest.skip("this mechanism runs as a recursion")
-    noise, zeros = correlated_noise(dense, KEY, scale=1.0), jnp.zeros(700)
-    state, reference = noise.init(zeros), CorrelatedNoise(dense, KEY)
-    for step in range(6):
-        found, state = noise.update(zeros, state)
-        assert np.abs(np.asarray(found) - reference.row(step, 0, 700)).max() < 1e-6
-
-
 def test_past_the_last_step_everything_is_nan_and_stays_so():
     noise, grads = correlated_noise(MECHANISM, KEY, scale=0.0), {"w": jnp.ones(5)}
     last = NoiseState(jnp.int32(19), noise.init(grads).layout)
@@ -184,8 +172,9 @@ def test_rows_of_several_steps_by_vmap_over_the_step():
 def test_a_mechanism_that_needs_stored_noise_is_refused():
     part = cn.Participation(num_steps=20, min_sep=10, max_participations=2)
     blt = cn.mechanisms.blt(cn.workloads.prefix_sum(20), part, num_buffers=2)
-    with pytest.raises(ValueError, match="plan must have a banded C⁻¹"):
-        correlated_noise(blt, KEY, scale=1.0)
+    for mechanism in (blt, cn.mechanisms.dense(cn.workloads.prefix_sum(20), part)):
+        with pytest.raises(ValueError, match="plan must have a banded C⁻¹"):
+            correlated_noise(mechanism, KEY, scale=1.0)
 
 
 @pytest.mark.parametrize(

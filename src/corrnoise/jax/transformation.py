@@ -27,7 +27,6 @@ Tree: TypeAlias = Any
 _LARGEST = 1 << 36
 _LARGEST_LEAF = (1 << 31) - 1
 _KINDS = ("float32", "bfloat16")
-_TABLE = 1 << 24  # entries of C⁻¹ that are kept for a mechanism that is not Toeplitz
 
 
 class _Leaf(NamedTuple):
@@ -194,26 +193,15 @@ def _scale(plan: Plan | Mechanism, clip_norm: float | None, scale: float | None)
 def _weights(mechanism: Mechanism, scale: float) -> Any:
     """From a step to scale times the weights of z[step], z[step - 1], …"""
     spec = Filter.of(mechanism)
-    if spec.num_terms is None:
+    if spec.num_terms is None or not mechanism.toeplitz:
         raise ValueError(
-            f"plan must have a banded C⁻¹, whose past noise can be regenerated, got {mechanism!r}, "
-            f"which keeps {spec.num_past} model-sized vectors; use bisr, band_inv_mf, dp_sgd, or "
-            "corrnoise.noise.CorrelatedNoise"
+            "plan must have a banded C⁻¹ with the same coefficients at every step, whose past noise "
+            f"can be regenerated, got {mechanism!r}, which keeps {spec.num_past} model-sized "
+            "vectors; use bisr, band_inv_mf or dp_sgd, or corrnoise.noise.CorrelatedNoise"
         )
-    n, p = spec.num_steps, spec.num_terms
-    if mechanism.toeplitz:
-        row = jnp.asarray(spec.weights(n - 1)[::-1] * np.float32(scale))
-        return lambda step: jnp.where(jnp.arange(p) <= step, row, 0.0)
-    if n * p > _TABLE:
-        raise ValueError(
-            f"plan must have at most {_TABLE} entries in the bands of C⁻¹ unless it is Toeplitz, "
-            f"got {n} steps of {p} bands; use a Toeplitz mechanism"
-        )
-    table = np.zeros((n, p), np.float32)
-    for step in range(n):
-        row = spec.weights(step)[::-1] * np.float32(scale)
-        table[step, : row.size] = row
-    return lambda step: jnp.asarray(table)[step]
+    row = jnp.asarray(spec.weights(spec.num_steps - 1)[::-1] * np.float32(scale))
+    lags = np.arange(spec.num_terms)
+    return lambda step: jnp.where(lags <= step, row, 0.0)
 
 
 def _layout(tree: Tree) -> tuple[_Leaf, ...]:

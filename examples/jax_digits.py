@@ -16,6 +16,7 @@ from corrnoise.jax import PrivateRun, clipped_sums
 
 CLIP, RATE, MOMENTUM = 1.0, 0.08, 0.9
 TRAIN = 1437
+SETTINGS = {"learning rate": RATE, "momentum": MOMENTUM}
 
 
 def model(params, image):
@@ -76,8 +77,10 @@ def main(epochs=20, folder=None, stop=None, params=None, plan=None, key=None):
     """
     images, labels = load_digits(return_X_y=True)
     x, y = jnp.asarray(images / 16, jnp.float32), jnp.asarray(labels)
-    plan = plan or cn.plan(num_examples=TRAIN, batch_size=64, epochs=epochs, epsilon=3, delta=1e-4,
-                           momentum=MOMENTUM, mechanisms=["bisr"], sampling="balls-in-bins")  # fmt: skip
+    plan = plan or cn.plan(
+        num_examples=TRAIN, batch_size=64, epochs=epochs, epsilon=3, delta=1e-4,
+        momentum=MOMENTUM, mechanisms=["bisr"], sampling="balls-in-bins",
+    )  # fmt: skip
     params = start() if params is None else params
     place = None if folder is None else Path(folder).absolute()
     if place is not None:
@@ -86,7 +89,7 @@ def main(epochs=20, folder=None, stop=None, params=None, plan=None, key=None):
         plan, params, clip_norm=CLIP, data=(x[:TRAIN], y[:TRAIN]),
         key=key if place is None else place / "key",
         ledger=None if place is None else place / "ledger",
-        settings={"learning rate": RATE, "momentum": MOMENTUM},
+        settings=SETTINGS,
     )  # fmt: skip
     optimizer = optax.sgd(RATE, momentum=MOMENTUM)
     state = {"params": params, "noise": run.init(params), "optimizer": optimizer.init(params)}
@@ -130,10 +133,10 @@ def write(place, run, plan, records, seconds):
         label=plan.mechanism.name, plan=plan, statement=statement, records=tuple(records),
         data={"name": "digits", "num_train": TRAIN, "num_test": 360, "num_classes": 10},
         model={"name": "two layers", "num_parameters": run.num_parameters},
-        settings={"learning rate": RATE, "clip_norm": CLIP, "device": jax.default_backend()},
+        settings={**SETTINGS, "clip_norm": CLIP, "device": jax.default_backend()},
         seconds=seconds,
     )  # fmt: skip
-    (place / "statement.txt").write_text(str(statement))
+    (place / "statement.txt").write_text(statement.to_text())
     (place / "run.json").write_text(record.to_json())
     report.write(place / "report.html", plan, [record])
 

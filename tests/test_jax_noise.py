@@ -10,8 +10,7 @@ import optax
 import pytest
 
 import corrnoise as cn
-from corrnoise.jax import NoiseState, correlated_noise, secret_words
-from corrnoise.jax import pallas_kernel, slices
+from corrnoise.jax import NoiseState, correlated_noise, pallas_kernel, secret_words, slices
 from corrnoise.jax.chacha import in_registers, in_rows
 from corrnoise.jax.rows import Source, blocks_of, noise_of
 from corrnoise.noise import CorrelatedNoise, Key, NoiseStream
@@ -24,7 +23,9 @@ TAIL_INDEX = 84_206_250
 
 def source(weights=(1.0,), step=3, stream=5, rounds=20):
     words = np.frombuffer(NoiseStream(KEY, stream).secret, "<u4").astype(np.uint32)
-    return Source(jnp.asarray(words), jnp.asarray(weights, jnp.float32), jnp.uint32(step), stream, rounds)
+    return Source(
+        jnp.asarray(words), jnp.asarray(weights, jnp.float32), jnp.uint32(step), stream, rounds
+    )
 
 
 def flat(tree):
@@ -131,7 +132,7 @@ def test_in_a_chain_of_optax_with_bfloat16():
 @pytest.mark.parametrize("kind", [jnp.float16, jnp.int32, jnp.complex64])
 def test_leaves_that_cannot_get_noise_are_refused(kind):
     noise = correlated_noise(MECHANISM, KEY, scale=1.0)
-    with pytest.raises(ValueError, match=rf"leaves must be float32 or bfloat16, got .* in \['w'\]"):
+    with pytest.raises(ValueError, match=r"leaves must be float32 or bfloat16, got .* in \['w'\]"):
         noise.init({"w": jnp.zeros(3, kind)})
 
 
@@ -236,7 +237,8 @@ mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=3)
 noise = correlated_noise(mechanism, key, scale=1.0)
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))
 parts = [((6,), P("a")), ((5, 1400), P(None, "b")), ((6, 2100), P("a", "b")),
-         ((8, 100), P(("a", "b"), None)), ((3, 4, 6), P(None, "a", "b")), ((3, 280000), P(None, "b"))]
+         ((8, 100), P(("a", "b"), None)), ((3, 4, 6), P(None, "a", "b")),
+         ((3, 280000), P(None, "b"))]
 places = [NamedSharding(mesh, spec) for _, spec in parts]
 tree = [jax.device_put(jnp.zeros(shape), place) for (shape, _), place in zip(parts, places)]
 step = jax.jit(lambda g, s, k: noise.update(g, s, secret=k))

@@ -20,9 +20,9 @@ _NAME = "jax_privacy"
 def to_jax_privacy(mechanism: Mechanism) -> Any:
     """C⁻¹ as a ``StreamingMatrix`` of jax_privacy, for its ``matrix_factorization_privatizer``.
 
-    Its privatizer keeps what its matrix needs: p - 1 model-sized arrays for a banded C⁻¹ or a banded
-    C. Its randomness is ``jax.random``, and it does not know the number of steps: past the last one
-    it goes on. ``correlated_noise`` keeps nothing, and stops.
+    Its privatizer keeps p - 1 model-sized arrays for a banded C⁻¹ or a banded C. Its randomness is
+    ``jax.random``, and it does not know the number of steps: past the last one it goes on.
+    ``correlated_noise`` keeps nothing, and stops.
 
     Args:
         mechanism: Toeplitz, with p bands in C⁻¹ or in C. Its coefficients are those in float32.
@@ -32,8 +32,8 @@ def to_jax_privacy(mechanism: Mechanism) -> Any:
     """
     if not isinstance(mechanism, ToeplitzMechanism):
         raise ValueError(
-            f"mechanism must be Toeplitz, got {mechanism!r}; pass jnp.asarray(mechanism.noising) to "
-            "jax_privacy, which takes a dense C⁻¹ as it is"
+            f"mechanism must be Toeplitz, got {mechanism!r}; pass its dense C⁻¹, "
+            "jnp.asarray(mechanism.noising), to jax_privacy as it is"
         )
     streaming = _extras.load("jax_privacy.matrix_factorization.streaming_matrix")
     toeplitz = _extras.load("jax_privacy.matrix_factorization.toeplitz")
@@ -52,9 +52,7 @@ def to_jax_privacy(mechanism: Mechanism) -> Any:
     )
 
 
-def from_jax_privacy(
-    strategy: Any, workload: Workload, *, name: str = _NAME
-) -> Mechanism:
+def from_jax_privacy(strategy: Any, workload: Workload, *, name: str = _NAME) -> Mechanism:
     """A strategy of jax_privacy as a mechanism, to be priced, planned and run here.
 
     The sensitivity is certified here; jax_privacy's is not used.
@@ -77,7 +75,7 @@ def from_jax_privacy(
     coef = np.asarray(strategy, np.float64)
     if coef.ndim != 1:
         raise ValueError(
-            f"strategy must be Toeplitz coefficients of C, a BufferedToeplitz or a StreamingMatrix, "
+            "strategy must be Toeplitz coefficients of C, a BufferedToeplitz or a StreamingMatrix, "
             f"got an array of shape {coef.shape}; for a dense C use DenseMechanism"
         )
     return _mechanism(name, workload, denominator=[coef[:n]])

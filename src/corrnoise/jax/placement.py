@@ -120,9 +120,7 @@ def _rule(*arguments: Any) -> str:
     return f"{leaf}, k, w, -> {leaf}"
 
 
-_add.def_partition(
-    partition=_partition, infer_sharding_from_operands=_infer, sharding_rule=_rule
-)
+_add.def_partition(partition=_partition, infer_sharding_from_operands=_infer, sharding_rule=_rule)
 
 
 def _names(part: Any) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -73,13 +73,15 @@ class PrivateRun:
                 "correlated_noise, and see that the key serves no other run"
             )
         if plan.noise_multiplier <= 0:
-            raise ValueError("plan must have noise, got noise_multiplier=0: such a run is not private")
+            raise ValueError(
+                "plan must have noise, got noise_multiplier=0: such a run is not private"
+            )
         self.plan, self.clip_norm = plan.verified(), float(clip_norm)
         place = None if ledger is None else Path(ledger)
         self.key, run_id = open_key(key, place)
         self.noise = correlated_noise(plan, self.key, clip_norm=clip_norm)
         self.batches = plan.batches(self.key)
-        layout = self.noise.init(params).layout
+        layout = self.init(params).layout
         self.num_parameters = sum(math.prod(leaf.shape) for leaf in layout)
         self._update = jax.jit(partial(_update, self.noise))
         self._secret = secret_words(self.key)
@@ -114,7 +116,7 @@ class PrivateRun:
 
     def init(self, params: Tree) -> NoiseState:
         """The state before the first step."""
-        return self.noise.init(params)
+        return cast(NoiseState, self.noise.init(params))
 
     def release(self, sums: Tree, state: NoiseState) -> tuple[Tree, NoiseState]:
         """Add the noise of the step to sums of clipped gradients, and divide them.
@@ -179,9 +181,8 @@ class PrivateRun:
 
     def _check(self, sums: Tree, step: int) -> None:
         """Raise unless the sums are finite and no longer than clipped gradients can make them."""
-        norm = math.sqrt(
-            math.fsum(float(np.sum(np.square(np.asarray(leaf, np.float64)))) for leaf in jax.tree.leaves(sums))
-        )
+        leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(sums)]
+        norm = math.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in leaves))
         count = len(self.batches.indices(step))
         if not norm <= count * self.clip_norm * (1.0 + _ROUNDING):  # or NaN
             raise ValueError(

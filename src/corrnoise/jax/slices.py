@@ -40,9 +40,7 @@ def add_to_slices(
         known = rests if isinstance(rests, int) else places
         return add_by_xla(values, groups, known, source, divisor)
 
-    return lax.platform_dependent(
-        values, groups, places, source, cuda=by_kernel, default=by_xla
-    )
+    return lax.platform_dependent(values, groups, places, source, cuda=by_kernel, default=by_xla)
 
 
 def add_by_xla(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from corrnoise import _checks as checks
 from corrnoise.jax.placement import add_noise
@@ -107,13 +108,14 @@ def correlated_noise(
     weights = _weights(mechanism, size)
     own = _words(source)
     n = mechanism.num_steps
+    add = partial(add_noise, divisor=float(by), stream=source.stream, rounds=source.rounds)
 
-    def init(params: Tree) -> NoiseState:
+    def init(params: Tree) -> Any:
         return NoiseState(jnp.zeros((), jnp.int32), _layout(params))
 
     def update(
-        updates: Tree, state: NoiseState, params: Tree = None, *, secret: Array = None, **_: Any
-    ) -> tuple[Tree, NoiseState]:
+        updates: Tree, state: Any, params: Tree = None, *, secret: Array = None, **_: Any
+    ) -> tuple[Tree, Any]:
         del params
         leaves, structure = jax.tree.flatten(updates)
         layout = _layout(updates)
@@ -130,12 +132,7 @@ def correlated_noise(
         step = jnp.clip(state.step, 0, n - 1).astype(jnp.uint32)
         noisy, offset = list[Array](), 0
         for leaf in leaves:
-            noisy.append(
-                add_noise(
-                    leaf, words, row, step,
-                    offset=offset, divisor=float(by), stream=source.stream, rounds=source.rounds,
-                )  # fmt: skip
-            )
+            noisy.append(add(leaf, words, row, step, offset=offset))
             offset += leaf.size
         after = jnp.where(inside, state.step + 1, n).astype(jnp.int32)
         return jax.tree.unflatten(structure, noisy), NoiseState(after, layout)
@@ -161,7 +158,7 @@ def _given(secret: Array, own: Any, leaves: list[Array], step: Array) -> Array:
         if jnp.shape(secret) != (8,) or jnp.result_type(secret) != jnp.uint32:
             raise ValueError("secret must be secret_words(key): 8 words of uint32")
         return jnp.asarray(secret)
-    traced = any(isinstance(value, jax.core.Tracer) for value in (*leaves, step))
+    traced = any(isinstance(value, Tracer) for value in (*leaves, step))
     if traced and jax.config.jax_compilation_cache_dir is not None:  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError(
             "secret must be given where compiled programs are cached on a disk "
@@ -191,12 +188,12 @@ def _scale(plan: Plan | Mechanism, clip_norm: float | None, scale: float | None)
 
 
 def _weights(mechanism: Mechanism, scale: float) -> Any:
-    """From a step to scale times the weights of z[step], z[step - 1], …"""
+    """From a step to scale times the weights of z[step], z[step - 1] and so on."""
     spec = Filter.of(mechanism)
     if spec.num_terms is None or not mechanism.toeplitz:
         raise ValueError(
-            "plan must have a banded C⁻¹ with the same coefficients at every step, whose past noise "
-            f"can be regenerated, got {mechanism!r}, which keeps {spec.num_past} model-sized "
+            "plan must have a banded C⁻¹ with the same coefficients at every step, so that past "
+            f"noise can be regenerated, got {mechanism!r}, which keeps {spec.num_past} model-sized "
             "vectors; use bisr, band_inv_mf or dp_sgd, or corrnoise.noise.CorrelatedNoise"
         )
     row = jnp.asarray(spec.weights(spec.num_steps - 1)[::-1] * np.float32(scale))

@@ -24,8 +24,8 @@ from corrnoise.auditing import Audit, Canaries, judge
 from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.planning.verification import trust
-from corrnoise.samplings import account
 from corrnoise.records import keys
+from corrnoise.samplings import account
 
 Row = tuple[torch.Tensor, torch.Tensor]
 

@@ -151,6 +151,22 @@ def test_a_batch_of_updates_is_refused():
         jax.vmap(lambda grads: noise.update(grads, state)[0])(jnp.zeros((2, 3)))
 
 
+@pytest.mark.parametrize("how", ["shard_map", "pmap"])
+def test_updates_of_single_devices_are_refused(how):
+    noise = correlated_noise(MECHANISM, KEY, scale=1.0)
+    state = noise.init(jnp.zeros(3))
+
+    def update(grads):
+        return noise.update(grads, state)[0]
+
+    mesh, part = jax.sharding.Mesh(jax.devices()[:1], ("x",)), jax.sharding.PartitionSpec("x")
+    mapped = jax.shard_map(update, mesh=mesh, in_specs=part, out_specs=part)
+    if how == "pmap":
+        mapped = jax.pmap(update)
+    with pytest.raises(ValueError, match="update must be called outside of shard_map and pmap"):
+        mapped(jnp.zeros(3) if how == "shard_map" else jnp.zeros((1, 3)))
+
+
 def test_a_batch_of_updates_with_a_key_for_each():
     noise, zeros = correlated_noise(MECHANISM, KEY, scale=1.0), jnp.zeros((2, 600))
     other = Key.from_bytes(bytes(range(1, 33)))
@@ -254,6 +270,17 @@ for row, place in zip(rows, places):
 flat = np.concatenate([np.asarray(row).reshape(-1) for row in rows])
 expected = cn.noise.CorrelatedNoise(mechanism, key).row(2, 0, flat.size)
 assert np.abs(flat - expected).max() < 2e-6
+
+mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+grads = jax.device_put(jnp.zeros((6, 2100)), NamedSharding(mesh, P("a", "b")))
+step = jax.jit(lambda g, s, k: noise.update(g, s, secret=k))
+step = step.lower(grads, noise.init(grads), secret).compile()
+text = step.as_text()
+found = re.findall("all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter", text)
+assert not found, found
+row, _ = step(grads, noise.init(grads), secret)
+expected = cn.noise.CorrelatedNoise(mechanism, key).row(0, 0, row.size)
+assert np.abs(np.asarray(row).reshape(-1) - expected).max() < 2e-6
 print("same")
 """
 

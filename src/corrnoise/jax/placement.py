@@ -8,7 +8,7 @@ So there is no communication, and the noise is that of the unsharded run.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from corrnoise.jax.rows import Source
 from corrnoise.jax.slices import add_to_slices, noisy
@@ -27,6 +27,7 @@ Array = Any
 
 # Slices shorter than a group would cost a group each: the whole rows are computed and cut.
 _SHORT = GROUP
+_MOST_ROWS = 1 << 23
 
 
 def add_noise(
@@ -57,6 +58,14 @@ def add_noise(
 
     @jax.custom_batching.custom_vmap
     def add(values: Array, secret: Array, weights: Array, step: Array) -> Array:
+        typed = jax.typeof(values).sharding
+        if AxisType.Explicit in getattr(typed.mesh, "axis_types", ()):
+            make = _local(typed.mesh, typed.spec, values.shape, offset, divisor, stream, rounds)
+            every = PartitionSpec()
+            return jax.shard_map(
+                make, in_specs=(typed.spec, every, every, every), out_specs=typed.spec,
+                mesh=typed.mesh, check_vma=False,
+            )(values, secret, weights, step)  # fmt: skip
         return _add(values, secret, weights, step, offset, divisor, stream, rounds)
 
     @add.def_vmap
@@ -95,19 +104,30 @@ def _partition(
     offset: int, divisor: float, stream: int, rounds: int, mesh: Any, given: Any, result: Any
 ) -> Any:
     del result
-    whole = given[0].shape
-    spec = given[0].sharding.spec
-    axes = [_names(part) for part in (*spec, *(None,) * (len(whole) - len(spec)))]
-    mesh = given[0].sharding.mesh
-    shards = NamedSharding(mesh, spec)
-    every = NamedSharding(mesh, PartitionSpec())
+    mesh, spec = given[0].sharding.mesh, given[0].sharding.spec
+    shards, every = NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec())
+    lowered = _local(mesh, spec, given[0].shape, offset, divisor, stream, rounds)
+    return mesh, lowered, shards, (shards, every, every, every)
 
-    def lowered(values: Array, secret: Array, weights: Array, step: Array) -> Array:
+
+def _local(
+    mesh: Any,
+    spec: Any,
+    whole: Sequence[int],
+    offset: int,
+    divisor: float,
+    stream: int,
+    rounds: int,
+) -> Callable[..., Array]:
+    """What each device does, as a function of its shard."""
+    axes = [_names(part) for part in (*spec, *(None,) * (len(whole) - len(spec)))]
+
+    def add(values: Array, secret: Array, weights: Array, step: Array) -> Array:
         at = [_position(names, mesh) for names in axes]
         source = Source(secret, weights, step, stream, rounds)
         return _add_local(values, whole, at, offset, source, divisor)
 
-    return mesh, lowered, shards, (shards, every, every, every)
+    return add
 
 
 def _infer(*arguments: Any) -> Any:
@@ -164,6 +184,11 @@ def _add_local(
     for axis in cut:
         groups, rests = _moved(groups, rests, at[axis], shape[axis] * strides[axis])
     for axis in range(last):
+        if shape[axis] >= _MOST_ROWS:
+            raise ValueError(
+                f"axis {axis} of a leaf of shape {tuple(whole)} must have less than 2^23 elements "
+                "on a device, since a later axis is sharded; shard the first axis"
+            )
         line = (-1,) + (1,) * (last - axis)
         here = jnp.arange(shape[axis], dtype=jnp.uint32).reshape(line)
         groups, rests = _moved(groups, rests, here, strides[axis])
@@ -194,7 +219,7 @@ def _add_short(
 def _moved(group: Array, rest: Array | int, count: Array | int, stride: int) -> tuple[Array, Array]:
     """The place that is ``count`` times ``stride`` further on, as a group and a rest below 512.
 
-    Exact as long as 512·count fits 32 bits: see ``check_shape``.
+    Exact as long as 512·count fits 32 bits.
     """
     steps = jnp.asarray(count, jnp.uint32)
     more = steps * np.uint32(stride % GROUP) + jnp.asarray(rest, jnp.uint32)

@@ -108,6 +108,7 @@ class PrivateRun:
         more = {"rank": 0, "world_size": 1}
         self._ledger = Ledger({**header, **more}, place, self.key.subkey("ledger"))
         self._mark = keep_key(key, self.key, self._ledger)
+        self._marked = False
 
     @property
     def steps_released(self) -> int:
@@ -139,7 +140,9 @@ class PrivateRun:
             raise ValueError(f"step must be in [0, {n}), as planned, got {step}; make a new plan")
         self._check(sums, step)
         self._ledger.record(step, self._digest(b"gradient" + str(step).encode(), sums))
-        self._mark()
+        if not self._marked:
+            self._mark()
+            self._marked = True
         return self._update(sums, state, self._secret)
 
     def epsilon(self, steps_taken: int | None = None, delta: float | None = None) -> float:

@@ -125,6 +125,7 @@ def correlated_noise(
                 f"{state.layout}; noise belongs to places of the flat vector: call init anew with "
                 "a new key"
             )
+        _check_place()
         words = _given(secret, own, leaves, state.step)
         inside = (state.step >= 0) & (state.step < n)
         row = weights(jnp.clip(state.step, 0, n - 1))
@@ -138,6 +139,17 @@ def correlated_noise(
         return jax.tree.unflatten(structure, noisy), NoiseState(after, layout)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_place() -> None:
+    """Raise inside of shard_map and pmap, where each device has gradients of its own."""
+    manual = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    if manual:
+        raise ValueError(
+            f"update must be called outside of shard_map and pmap, got manual axes {manual}: every "
+            "device would add the same noise to its own gradients; sum them over the devices, and "
+            "call update on sharded arrays under jit"
+        )
 
 
 def secret_words(key: Key) -> Array:

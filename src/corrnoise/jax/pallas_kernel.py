@@ -1,8 +1,8 @@
 """The noise kernel for CUDA devices, in Pallas: one read and one write of the gradient.
 
 XLA alone computes a block either 16 times, once for each of its words, or in fusions with 16
-results, which takes it half a minute to compile for every leaf and draw, and a second pass over the
-model. Here one lane computes one block and keeps its 16 words in registers, as in
+results, which take long to compile for every leaf, and which a second pass has to interleave. Here
+one lane computes one block and keeps its 16 words in registers, as in
 ``noise.backends.triton_kernel``.
 """
 

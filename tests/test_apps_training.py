@@ -7,13 +7,13 @@ import corrnoise as cn
 from corrnoise.apps import datasets, training
 from corrnoise.apps.averaging import Average
 from corrnoise.apps.training import default_rate, sgd_settings
-from corrnoise.records import Run, Statement
-from corrnoise.torch import setup, workload_of
+from corrnoise.records import Run, Statement, keys
+from corrnoise.torch import workload_of
 
 
 def train(*arguments, **options):
     """Runs here repeat a key on purpose; a process would refuse that otherwise."""
-    setup._RELEASED.clear()
+    keys._RELEASED.clear()
     return training.train(*arguments, **options)
 
 

@@ -87,7 +87,11 @@ def test_every_extra_is_one_of_the_package():
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    distributions = {"dp_accounting": "dp-accounting", "sklearn": "scikit-learn"}
+    distributions = {
+        "dp_accounting": "dp-accounting",
+        "jax_privacy": "jax-privacy",
+        "sklearn": "scikit-learn",
+    }
     for library, extra in _extras.EXTRAS.items():
         wanted = distributions.get(library, library)
         assert any(entry.startswith(wanted) for entry in extras[extra]), (library, extra)

@@ -34,6 +34,10 @@ PUBLIC = {
     "corrnoise.records": "Ledger Record Run Statement read_entries",
     "corrnoise.torch": "Adam AdamW PrivacyEngine workload_of",
     "corrnoise.transformers": "Trainer",
+    "corrnoise.jax": """
+        NoiseState PrivateRun clipped_sums correlated_noise from_jax_privacy secret_words
+        to_jax_privacy
+    """,
     "corrnoise.report": "html read write",
     "corrnoise.evidence": "Answer Finding Verdict checklist checklist_text runs verify",
     "corrnoise.auditing": "Audit Canaries Counts epsilon_lower_bound judge",

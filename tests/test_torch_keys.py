@@ -12,6 +12,7 @@ from training import KEY, loader, model, private, train
 
 from corrnoise.noise import Key
 from corrnoise.noise.generator.key import key_use
+from corrnoise.records import keys
 from corrnoise.torch import PrivacyEngine, setup
 from corrnoise.torch.fingerprint import PositionHash
 
@@ -102,7 +103,7 @@ def test_a_key_that_another_process_saved_at_the_same_moment_is_refused(tmp_path
 
 def test_a_key_object_serves_one_run():
     key = Key.generate()
-    setup._RELEASED.clear()
+    keys._RELEASED.clear()
 
     def engine(**options):
         net = model()

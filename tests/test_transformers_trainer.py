@@ -27,7 +27,8 @@ from transformers import (
 )
 
 from corrnoise.noise import Key
-from corrnoise.torch import AdamW, PrivacyEngine, setup
+from corrnoise.records import keys
+from corrnoise.torch import AdamW, PrivacyEngine
 from corrnoise.torch.clipping.reference import clipped_sums
 from corrnoise.transformers import losses, refusals
 
@@ -47,7 +48,7 @@ def test_training_is_that_of_the_engine_in_a_loop_of_ones_own(tmp_path):
     run = t.trainer(tmp_path / "run", without_dropout(t.bert()), key=KEY)
     run.train()
     assert run.engine.steps_taken == run.state.global_step == 16
-    setup._RELEASED.clear()
+    keys._RELEASED.clear()
     model = without_dropout(t.bert()).train()
     names = set(run.get_decay_parameter_names(model))
     named = list(model.named_parameters())

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 import corrnoise as cn
-from corrnoise.torch import setup
+from corrnoise.records import keys
 from corrnoise.transformers import Trainer
 
 SIZE, BATCH, EPOCHS = 48, 12, 4
@@ -80,7 +80,7 @@ def arguments(folder: Any, **options: Any) -> TrainingArguments:
 
 
 def trainer(folder: Path, model: Any = None, kind: Any = Trainer, **options: Any) -> Any:
-    setup._RELEASED.clear()
+    keys._RELEASED.clear()
     given: dict[str, Any] = {
         "args": options.pop("args", None) or arguments(folder),
         "train_dataset": texts(),

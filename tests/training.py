@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from corrnoise.noise import Key
-from corrnoise.torch import setup
+from corrnoise.records import keys
 
 KEY = Key.from_bytes(bytes(range(32)))
 
@@ -31,7 +31,7 @@ def loader(size: int = 60, batch_size: int = 10, **options: Any) -> DataLoader[A
 
 def private(engine: Any, *, net: nn.Module | None = None, **options: Any) -> Any:
     """``make_private`` with usual arguments; any of them can be replaced."""
-    setup._RELEASED.clear()  # tests repeat runs with one key on purpose
+    keys._RELEASED.clear()  # tests repeat runs with one key on purpose
     net = model() if net is None else net
     given: dict[str, Any] = {
         "module": net,

@@ -24,8 +24,8 @@ from corrnoise.auditing import Audit, Canaries, judge
 from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.planning.verification import trust
+from corrnoise.records import keys
 from corrnoise.samplings import account
-from corrnoise.torch import setup
 
 Row = tuple[torch.Tensor, torch.Tensor]
 
@@ -168,7 +168,7 @@ def run_canaries(
     finally:
         engine.close()
         # The key of an audit protects nothing, and the same seed may be asked for again.
-        setup.forget(key)
+        keys.forget(key)
     return Canaries(outputs, taken, present)
 
 

@@ -1,0 +1,211 @@
+"""A private run in one process: key, ledger, batches and statement around the transformation."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import math
+import os
+import uuid
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from corrnoise import _checks as checks
+from corrnoise.jax.transformation import NoiseState, correlated_noise, secret_words
+from corrnoise.noise import Key
+from corrnoise.planning import Plan
+from corrnoise.records import Ledger, Statement
+from corrnoise.records.keys import keep_key, open_key
+
+Array = Any
+Tree = Any
+
+# What rounding in float32 may add to the norm of a sum, relatively.
+_ROUNDING = 1e-3
+
+
+class PrivateRun:
+    """What a transformation cannot do by itself: no step is released twice with other gradients.
+
+    ``release`` is the private step: it refuses what the plan does not cover, writes a keyed digest
+    of the sums to the ledger, forces it to the disk, and adds the noise. A run that resumes from a
+    checkpoint must repeat released steps bit for bit, or stop.
+
+    It reads the sums on the host once a step, so it is called outside of ``jit``; losses, gradients
+    and clipping before it, and the optimizer after it, may be compiled. One process drives all
+    devices; for several processes use ``correlated_noise`` and protect the key yourself.
+
+    Args:
+        plan: what was planned; it is computed again unless it was made by this process.
+        params: the pytree that is trained, or its shapes: the leaves are the flat vector.
+        clip_norm: the largest norm of one example's gradient.
+        data: the dataset: a name, or a pytree of arrays that is digested.
+        key: a ``Key``, or a path where it is kept (mode 0600, made if it is not there; apart from
+            checkpoints). From the operating system, and forgotten with the process, by default.
+        ledger: a path for the ledger of released steps. With a path for the key, it makes a run
+            that can resume.
+        settings: plain values that must not change until the end of the run.
+
+    Raises:
+        ValueError: the plan, the key or the ledger do not fit, with the reason and the remedy.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        params: Tree,
+        *,
+        clip_norm: float,
+        data: Any,
+        key: Key | str | os.PathLike[str] | None = None,
+        ledger: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if jax.process_count() > 1:
+            raise ValueError(
+                f"a PrivateRun must be alone, got {jax.process_count()} processes of JAX; use "
+                "correlated_noise, and see that the key serves no other run"
+            )
+        if plan.noise_multiplier <= 0:
+            raise ValueError(
+                "plan must have noise, got noise_multiplier=0: such a run is not private"
+            )
+        self.plan, self.clip_norm = plan.verified(), float(clip_norm)
+        place = None if ledger is None else Path(ledger)
+        self.key, run_id = open_key(key, place)
+        self.noise = correlated_noise(plan, self.key, clip_norm=clip_norm)
+        self.batches = plan.batches(self.key)
+        layout = self.init(params).layout
+        self.num_parameters = sum(math.prod(leaf.shape) for leaf in layout)
+        self._update = jax.jit(partial(_update, self.noise))
+        self._secret = secret_words(self.key)
+        self._process = os.getpid()
+        header = {
+            "run_id": run_id or uuid.uuid4().hex,
+            "key_fingerprint": self.key.fingerprint,
+            "mechanism": repr(plan.mechanism),
+            "num_steps": plan.num_steps,
+            "sampling": plan.sampling.to_json(),
+            "noise_multiplier": plan.noise_multiplier,
+            "num_examples": plan.num_examples,
+            "batch_size": plan.batch_size,
+            "steps_per_epoch": plan.participation.min_sep,
+            "max_grad_norm": self.clip_norm,
+            "data": data if isinstance(data, str) else self._digest(b"data", data),
+            "parameters": self._keyed(b"parameters", repr(layout).encode()),
+            "shuffled": False,
+            "settings": dict(settings or {}),
+            "publishes": "steps",
+            "noise": f"chacha{plan.rounds}",
+            "plan": plan.to_json(),
+        }
+        more = {"rank": 0, "world_size": 1}
+        self._ledger = Ledger({**header, **more}, place, self.key.subkey("ledger"))
+        self._mark = keep_key(key, self.key, self._ledger)
+        self._marked = False
+
+    @property
+    def steps_released(self) -> int:
+        """How many steps were ever released; those of an earlier process count."""
+        return self._ledger.num_released
+
+    def init(self, params: Tree) -> NoiseState:
+        """The state before the first step."""
+        return cast(NoiseState, self.noise.init(params))
+
+    def release(self, sums: Tree, state: NoiseState) -> tuple[Tree, NoiseState]:
+        """Add the noise of the step to sums of clipped gradients, and divide them.
+
+        Args:
+            sums: of the clipped gradients of ``batches.indices(state.step)``, one for each example.
+            state: of the step.
+
+        Raises:
+            ValueError: something is refused; nothing was released.
+        """
+        step = int(state.step)
+        n = self.plan.num_steps
+        if os.getpid() != self._process:
+            raise ValueError(
+                "a run must stay in the process that began it, got a step in a fork of it; two "
+                "processes would release different gradients with the same noise"
+            )
+        if not 0 <= step < n:
+            raise ValueError(f"step must be in [0, {n}), as planned, got {step}; make a new plan")
+        self._check(sums, step)
+        self._ledger.record(step, self._digest(b"gradient" + str(step).encode(), sums))
+        if not self._marked:
+            self._mark()
+            self._marked = True
+        return self._update(sums, state, self._secret)
+
+    def epsilon(self, steps_taken: int | None = None, delta: float | None = None) -> float:
+        """ε of the steps released so far, or of the first ``steps_taken``; exact or a bound."""
+        whole = self.plan.calibration
+        taken = self.steps_released if steps_taken is None else steps_taken
+        taken = checks.integer("steps_taken", taken, 0, self.plan.num_steps)
+        delta = whole.delta if delta is None else checks.probability("delta", delta)
+        if taken == 0:
+            return 0.0
+        if delta == whole.delta and taken == self.plan.num_steps:
+            return whole.epsilon
+        curve = whole.sampling.curve(whole.mechanism, whole.participation, whole.noise_multiplier)
+        found = curve(taken, delta)
+        return min(found, whole.epsilon) if delta >= whole.delta else found
+
+    def statement(self) -> Statement:
+        """The privacy statement of what was released so far."""
+        taken, epsilon = self.steps_released, self.epsilon()
+        found = Statement.of(
+            self.plan,
+            clip_norm=self.clip_norm,
+            steps_taken=taken,
+            epsilon=epsilon,
+            noise_source=f"ChaCha{self.plan.rounds} keystream, Box-Muller",
+            key_fingerprint=self.key.fingerprint,
+            run_id=self._ledger.header["run_id"],
+            num_parameters=self.num_parameters,
+        )
+        if self.plan.calibration.kind == "certified" and epsilon != self.plan.epsilon:
+            return dataclasses.replace(
+                found, kind="bound", failure_probability=0.0, epsilon_without_sampling=None
+            )
+        return found
+
+    def close(self) -> None:
+        """Close the ledger, so that another process can continue the run."""
+        self._ledger.close()
+
+    def _check(self, sums: Tree, step: int) -> None:
+        """Raise unless the sums are finite and no longer than clipped gradients can make them."""
+        leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(sums)]
+        norm = math.sqrt(sum(float(np.sum(np.square(leaf))) for leaf in leaves))
+        count = len(self.batches.indices(step))
+        if not norm <= count * self.clip_norm * (1.0 + _ROUNDING):  # or NaN
+            raise ValueError(
+                f"the sum of {count} clipped gradients must be finite with a norm of at most "
+                f"{count * self.clip_norm:g}, got {norm:g} at step {step}; nothing was released: "
+                "clip the gradient of each example of batches.indices(step), and add them up"
+            )
+
+    def _digest(self, what: bytes, tree: Tree) -> str:
+        """64 keyed bits that tell arrays from others, and tell nothing without the key."""
+        text = hashlib.sha256()
+        for leaf in jax.tree.leaves(tree):
+            array = np.asarray(leaf)
+            text.update(repr((array.shape, str(array.dtype))).encode())
+            text.update(np.ascontiguousarray(array).tobytes())
+        return self._keyed(what, text.digest())
+
+    def _keyed(self, what: bytes, text: bytes) -> str:
+        return hmac.new(self.key.subkey("digests"), what + text, hashlib.sha256).hexdigest()[:16]
+
+
+def _update(noise: Any, sums: Tree, state: NoiseState, secret: Array) -> tuple[Tree, NoiseState]:
+    return noise.update(sums, state, secret=secret)

@@ -1,0 +1,108 @@
+"""The key of a run and the ledger that it belongs to: opened together, marked when used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from corrnoise.noise import Key
+from corrnoise.noise.generator.key import key_use, mark_released
+from corrnoise.records.ledger import Ledger, read_entries
+
+# The runs of this process that have released steps, by the fingerprints of their keys.
+_RELEASED: dict[str, str] = {}
+
+
+def forget(key: Key) -> None:
+    """Let another run of this process use a key that protected nothing: that of an audit."""
+    _RELEASED.pop(key.fingerprint, None)
+
+
+def open_key(source: object, ledger: Path | None) -> tuple[Key, str | None]:
+    """The key of a run, as given, from its file, or new; and the run that its file belongs to.
+
+    Raises:
+        ValueError: the key was used by another run, or its file and the ledger do not belong
+            together.
+    """
+    if source is None:
+        return Key.generate(), None
+    if isinstance(source, Key):
+        known = _RELEASED.get(source.fingerprint)
+        if known is not None and _run_of(ledger) != known:
+            raise ValueError(
+                "key must be of one run, but another run of this process has released steps with "
+                "it; two runs with the same noise reveal the difference of their gradients: use "
+                "Key.generate() for each run"
+            )
+        return source, None
+    path = Path(str(source))
+    entries = read_entries(ledger) if ledger is not None and ledger.exists() else None
+    if not path.exists():
+        if entries and len(entries) > 1:
+            raise ValueError(
+                f"key must be the one of the run in {ledger}, but {path} does not exist; "
+                "restore it: without it the run cannot go on"
+            )
+        return Key.generate(), None
+    if entries is None:
+        without = "no ledger was given" if ledger is None else f"{ledger} does not"
+        raise ValueError(
+            f"key must be new or come with the ledger of its run, but {path} exists and "
+            f"{without}; a key belongs to one run: give its ledger, or another path for a "
+            "new key"
+        )
+    use = key_use(path)
+    if use.run_id is None:
+        raise ValueError(
+            f"key must be a file that a run wrote, but {path} names no run: it was saved by hand "
+            "or cut off; restore it, or pass Key.load of it in place of the path"
+        )
+    # Where nothing was released, a ledger without steps will do, with or without a header: a
+    # process that is killed while it writes the header anew leaves an empty file.
+    if use.released if len(entries) < 2 else entries[0].get("run_id") != use.run_id:
+        raise ValueError(
+            f"ledger must be the one that the key in {path} was used with, but {ledger} is "
+            "damaged, was begun anew, or belongs to another run; restore it from a copy, or "
+            "start a new run with a new key and a new ledger"
+        )
+    return Key.load(path), use.run_id
+
+
+def _run_of(ledger: Path | None) -> str | None:
+    entries = read_entries(ledger) if ledger is not None and ledger.exists() else []
+    return entries[0].get("run_id") if entries else None
+
+
+def keep_key(source: object, key: Key, ledger: Ledger) -> Callable[[], None]:
+    """Save a new key where the user wants it, with the name of its run.
+
+    The ledger must be there already. A process that is killed before leaves a ledger without
+    steps, which binds nobody; a key without a ledger might have been used.
+
+    Returns:
+        what to call when the first step is recorded: it marks the key as used.
+
+    Raises:
+        ValueError: another process has saved another key there since the path was looked at.
+    """
+    run_id = ledger.header["run_id"]
+    path = None if source is None or isinstance(source, Key) else Path(str(source))
+    try:
+        if path is not None and not path.exists():
+            key.save(path, run_id=run_id)
+        if path is not None and (Key.load(path) != key or key_use(path).run_id != run_id):
+            raise ValueError(
+                f"key must be of one run, but another process has begun a run with {path} at the "
+                "same moment; wait for it to end and begin again"
+            )
+    except BaseException:
+        ledger.close()
+        raise
+
+    def mark() -> None:
+        _RELEASED[key.fingerprint] = run_id
+        if path is not None:
+            mark_released(path, run_id)
+
+    return mark

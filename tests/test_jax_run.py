@@ -1,0 +1,282 @@
+"""Private runs in JAX: the same as in PyTorch, resumed, refused, and exchanged with jax_privacy."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import corrnoise as cn
+from corrnoise import evidence
+from corrnoise.jax import (
+    PrivateRun,
+    clipped_sums,
+    correlated_noise,
+    from_jax_privacy,
+    to_jax_privacy,
+)
+from corrnoise.noise import Key
+from corrnoise.records import keys
+from corrnoise.torch import PrivacyEngine
+
+KEY = Key.from_bytes(bytes(range(32)))
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    keys._RELEASED.clear()  # tests repeat runs with one key on purpose
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return cn.plan(
+        num_examples=1437,
+        batch_size=64,
+        epochs=2,
+        epsilon=3,
+        delta=1e-4,
+        momentum=0.9,
+        mechanisms=["bisr"],
+        sampling="balls-in-bins",
+    )
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("jax_digits", EXAMPLES / "jax_digits.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def in_torch(plan, params, example, steps):
+    """The same network, data, plan and key with the engine for PyTorch; its weights as a list."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+    data = TensorDataset(x[: example.TRAIN], y[: example.TRAIN])
+    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    with torch.no_grad():
+        for weight, value in zip(net.parameters(), jax.tree.leaves(params), strict=True):
+            weight.copy_(torch.tensor(np.asarray(value)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=example.RATE, momentum=example.MOMENTUM)
+    net, optimizer, loader = PrivacyEngine(key=KEY).make_private(
+        module=net,
+        optimizer=optimizer,
+        data_loader=DataLoader(data, batch_size=64),
+        max_grad_norm=example.CLIP,
+        plan=plan,
+    )
+    taken = 0
+    while taken < steps:
+        for image, label in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(image), label).backward()
+            optimizer.step()
+            taken += 1
+            if taken == steps:
+                break
+    return [weight.detach().numpy() for weight in net.parameters()]
+
+
+def test_the_weights_are_those_of_the_engine_for_pytorch(plan, example):
+    params = example.start()
+    example.main(plan=plan, params=params, key=KEY, stop=30)
+    ours = jax.tree.leaves(example.main.params)
+    keys._RELEASED.clear()
+    theirs = in_torch(plan, params, example, 30)
+    moved = max(np.abs(a - b).max() for a, b in zip(theirs, jax.tree.leaves(params), strict=True))
+    apart = max(np.abs(a - b).max() for a, b in zip(theirs, ours, strict=True))
+    assert moved > 0.1
+    assert apart < 2e-6
+
+
+@pytest.fixture
+def small(plan):
+    """A run on 12 parameters, as its plan has it but for the data."""
+
+    def begin(folder=None, **options):
+        params = {"w": jnp.zeros((3, 4))}
+        paths = {"key": KEY}
+        if folder is not None:
+            paths = {"key": folder / "key", "ledger": folder / "ledger"}
+        run = PrivateRun(plan, params, **{"clip_norm": 1.0, "data": "none", **paths, **options})
+        return run, params, run.init(params)
+
+    return begin
+
+
+def test_a_resumed_run_repeats_its_steps_or_stops(small, tmp_path):
+    run, sums, state = small(tmp_path)
+    first, after = run.release(sums, state)
+    run.release(sums, after)
+    run.close()
+    run, _, state = small(tmp_path)
+    assert run.steps_released == 2
+    again, after = run.release(sums, state)
+    np.testing.assert_array_equal(first["w"], again["w"])
+    with pytest.raises(ValueError, match="step 1 was released before with another gradient"):
+        run.release({"w": jnp.ones((3, 4))}, after)
+    assert run.statement().steps_taken == 2
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip_norm": 2.0}, "differs in max_grad_norm"),
+        ({"settings": {"rate": 1}}, "differs in settings"),
+        ({"data": "others"}, "differs in data"),
+    ],
+)
+def test_another_run_with_the_same_key_is_refused(small, tmp_path, change, message):
+    run, sums, state = small(tmp_path)
+    run.release(sums, state)
+    run.close()
+    with pytest.raises(ValueError, match=message):
+        small(tmp_path, **change)
+    (tmp_path / "ledger").unlink()
+    with pytest.raises(ValueError, match="key must be new or come with the ledger of its run"):
+        small(tmp_path)
+
+
+def test_a_key_of_this_process_serves_one_run(small):
+    run, sums, state = small()
+    run.release(sums, state)
+    with pytest.raises(ValueError, match="key must be of one run"):
+        small()
+
+
+def test_two_processes_cannot_continue_one_run(small, tmp_path):
+    run, _, _ = small(tmp_path)
+    with pytest.raises(ValueError, match="ledger must be open in one process only"):
+        small(tmp_path)
+    run.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e4])
+def test_sums_that_are_not_clipped_are_refused(small, value):
+    run, sums, state = small()
+    with pytest.raises(ValueError, match="clipped gradients must be finite with a norm of at most"):
+        run.release({"w": sums["w"].at[0, 0].set(value)}, state)
+    assert run.steps_released == 0
+
+
+def test_steps_outside_of_the_plan_and_forks_are_refused(small, monkeypatch):
+    run, sums, state = small()
+    late = type(state)(jnp.int32(run.plan.num_steps), state.layout)
+    with pytest.raises(ValueError, match=r"step must be in \[0, 46\), as planned, got 46"):
+        run.release(sums, late)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(ValueError, match="a run must stay in the process that began it"):
+        run.release(sums, state)
+    assert run.steps_released == 0
+
+
+def test_epsilon_grows_to_that_of_the_plan(small):
+    run, _, _ = small()
+    spent = [run.epsilon(steps) for steps in (0, 1, 30, 46)]
+    assert spent[0] == 0.0
+    assert spent == sorted(spent)
+    assert spent[-1] == run.plan.epsilon
+
+
+def test_the_example_resumes_and_its_files_agree(example, plan, tmp_path):
+    example.main(plan=plan, folder=tmp_path, stop=30)
+    accuracy = example.main(plan=plan, folder=tmp_path)
+    assert accuracy > 0.5  # chance is 0.1
+    verdict = evidence.verify(tmp_path, keys=[tmp_path / "key"])
+    assert verdict.holds, verdict.to_text()
+
+
+def test_clipped_sums_are_those_of_a_loop():
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(7, 5)) * np.array([[0.1], [1], [3], [10], [0], [2], [9]]))
+    params = {"w": jnp.asarray(rng.normal(size=5), jnp.float32), "b": jnp.float32(0.5)}
+
+    def loss(params, row):
+        return jnp.sin(params["w"] @ row + params["b"])
+
+    expected = {"w": np.zeros(5), "b": 0.0}
+    for row in x[:6]:
+        grad = {k: np.asarray(v, np.float64) for k, v in jax.grad(loss)(params, row).items()}
+        norm = np.sqrt(sum(np.sum(v**2) for v in grad.values()))
+        for name in grad:
+            expected[name] = expected[name] + grad[name] * min(1.0, 0.7 / norm)
+    x = x.at[6].set(jnp.nan)
+    found = clipped_sums(loss, params, x, clip_norm=0.7, mask=jnp.arange(7) < 6)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-5)
+    one = clipped_sums(loss, params, x[3:4], clip_norm=0.7)
+    norm = np.sqrt(sum(np.sum(np.square(np.asarray(v, np.float64))) for v in one.values()))
+    assert 0.7 * (1 - 1e-5) < norm <= 0.7
+
+
+def test_mechanisms_go_to_jax_privacy_and_back():
+    workload = cn.workloads.prefix_sum(12)
+    part = cn.Participation(num_steps=12, min_sep=6, max_participations=2)
+    for mechanism in (
+        cn.mechanisms.bisr(workload, num_bands=4),
+        cn.mechanisms.bsr(workload, num_bands=4),
+        cn.mechanisms.dp_sgd(workload),
+    ):
+        matrix = to_jax_privacy(mechanism)
+        expected = mechanism.in_float32().noising_matrix(12)
+        np.testing.assert_allclose(np.asarray(matrix.materialize(12)), expected, atol=1e-6)
+        back = from_jax_privacy(matrix, workload)
+        assert back.sensitivity(part).value == pytest.approx(
+            mechanism.sensitivity(part).value, 1e-5
+        )
+
+
+def test_a_strategy_of_jax_privacy_is_priced_and_run_here():
+    toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
+    n = 24
+    workload = cn.workloads.prefix_sum(n)
+    coef = toeplitz.optimal_max_error_strategy_coefs(n)[:6]
+    part = cn.Participation(num_steps=n, min_sep=12, max_participations=2)
+    mechanism = from_jax_privacy(coef, workload)
+    theirs = float(toeplitz.minsep_sensitivity_squared(coef, 12, 2, n)) ** 0.5
+    assert mechanism.sensitivity(part).value == pytest.approx(theirs, rel=1e-5)
+    budget = cn.calibrate(mechanism, part, epsilon=2, delta=1e-5, sampling="fixed")
+    assert budget.noise_multiplier > theirs
+    with pytest.raises(ValueError, match="plan must have a banded C⁻¹"):
+        correlated_noise(mechanism, KEY, scale=1.0)
+
+
+def test_their_privatizer_runs_our_mechanism_with_buffers_where_ours_has_none():
+    noise_addition = pytest.importorskip("jax_privacy.noise_addition")
+    mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=16)
+    params = jax.ShapeDtypeStruct((1000,), jnp.float32)
+    theirs = noise_addition.matrix_factorization_privatizer(
+        to_jax_privacy(mechanism), stddev=1.0, prng_key=0
+    )
+    kept = [x for x in jax.tree.leaves(jax.eval_shape(theirs.init, params)) if x.size >= 1000]
+    assert sum(x.size for x in kept) == 15 * 1000
+    ours = correlated_noise(mechanism, KEY, scale=1.0)
+    assert [x.size for x in jax.tree.leaves(jax.eval_shape(ours.init, params))] == [1]
+
+
+def test_what_is_not_toeplitz_is_refused():
+    part = cn.Participation(num_steps=6, min_sep=3, max_participations=2)
+    workload = cn.workloads.prefix_sum(6)
+    with pytest.raises(ValueError, match="mechanism must be Toeplitz"):
+        to_jax_privacy(cn.mechanisms.dense(workload, part))
+    with pytest.raises(ValueError, match="strategy must be Toeplitz coefficients"):
+        from_jax_privacy(np.eye(6), workload)
+    with pytest.raises(ValueError, match="strategy must have finite coefficients"):
+        from_jax_privacy(np.array([np.nan, 1.0]), workload)
+    toeplitz = pytest.importorskip("jax_privacy.matrix_factorization.toeplitz")
+    coef = toeplitz.optimal_max_error_strategy_coefs(6)
+    coef = coef / jnp.linalg.norm(coef)
+    normalised = toeplitz.inverse_as_streaming_matrix(coef, column_normalize_for_n=6)
+    with pytest.raises(ValueError, match="strategy must be a Toeplitz matrix"):
+        from_jax_privacy(normalised, workload)

@@ -607,7 +607,7 @@ def test_a_comparison_follows_the_plan_of_the_file(tmp_path, capsys):
     words = ["train", "--data", "digits", "--plan", str(path), "--compare", "--json"]
     assert main(words) == 0
     runs = json.loads(capsys.readouterr().out)["runs"]
-    assert [run["label"] for run in runs] == ["bisr", "dp_sgd"]
+    assert [run["label"] for run in runs] == ["bisr", "dp_sgd-poisson"]
     for run in runs:
         assert cn.Plan.from_dict(run["plan"]).mechanism.workload.momentum == 0.5
     assert main([*words, "--key", str(tmp_path / "key")]) == 2

@@ -280,6 +280,29 @@ def test_dense_optimises_the_largest_error():
     assert mean.rmse(participation) < worst.rmse(participation)
 
 
+@pytest.mark.parametrize(("n", "p"), [(8, 8), (24, 24), (24, 3)])
+def test_dense_reaches_the_optimum_of_one_participation(n, p):
+    """With X = CᵀC, diag(X) = 1: the fixed point of the dual variables is an oracle."""
+    participation, workload = Participation(n, n, 1), workloads.prefix_sum(n)
+    m = mechanisms.dense(workload, participation, num_bands=p)
+    columns = np.sum(m.strategy**2, axis=0)
+    assert columns == pytest.approx(np.full(n, columns[0]), rel=1e-12)
+    if p == n:
+        # The fixed point of the dual variables, whose value no mechanism is below.
+        gram = np.tril(np.ones((n, n)))
+        gram = gram.T @ gram
+        dual = np.ones(n)
+        for _ in range(2000):
+            root = np.sqrt(dual)
+            values, vectors = np.linalg.eigh(root[:, None] * gram * root)
+            half = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+            dual = np.diag(half)
+        root = np.sqrt(dual)
+        trace = np.sum(np.sqrt(np.maximum(np.linalg.eigvalsh(root[:, None] * gram * root), 0.0)))
+        least = trace**2 / np.sum(dual) / n
+        assert m.rmse(participation) ** 2 == pytest.approx(least, rel=1e-7)
+
+
 def test_dense_meets_the_lower_bound_where_that_is_the_optimum():
     participation = Participation(48, 1, 48)
     workload = workloads.prefix_sum(48)

@@ -9,6 +9,9 @@ tried, n up to 32 (``papers/back_to_square_roots``, conjecture). The columns nee
 norms: early columns may be longer than late ones, since a pattern takes one column of each epoch.
 The maximum over patterns is smoothed by T·log Σ exp(·/T), a sum over all patterns by dynamic
 programming in O(nk), and T is lowered in stages; the reported sensitivity is the maximum itself.
+
+With k = 1 the sensitivity is the longest column, and some optimum has columns of equal norm: the
+error AX⁻¹Aᵀ falls when the diagonal of X = CᵀC grows, which keeps X banded. Nothing is smoothed.
 """
 
 from __future__ import annotations
@@ -74,7 +77,8 @@ def dense(
     checks.integer("num_steps", n, 1, LARGEST, "use band_mf for longer runs")
     p = b if num_bands is None else checks.integer("num_bands", num_bands, 1, b, "at most min_sep")
     checks.choice("over", over, ("mean", "max"))
-    problem = _Problem(workload, participation, p, equal_columns, over)
+    equal = equal_columns or participation.max_participations == 1
+    problem = _Problem(workload, participation, p, equal, over)
     coef = band_mf(workload, participation, num_bands=p).strategy_coef
     start = problem.normalize(toeplitz.matrix(coef))
     best, before = start, problem.squared_error(start)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from corrnoise.planning import Plan
     from corrnoise.records import Run
 
-# What --compare trains too: independent noise.
-_BASELINE = "dp_sgd"
+# What --compare trains too: DP-SGD with these batches, which is what most people do.
+_BASELINE, _BATCHES = "dp_sgd", "poisson"
 # The limits of learning rate and clip norm: in float32 their products must be finite.
 _LEAST, _MOST = 1e-12, 1e12
 
@@ -45,7 +45,11 @@ def train(
         typer.Option(help="Train by a plan that `corrnoise plan --save` wrote, and do not plan."),
     ] = None,
     compare: Annotated[
-        bool, typer.Option(help="Also train with DP-SGD at the same ε, for comparison.")
+        bool,
+        typer.Option(
+            help="Also train with DP-SGD on Poisson batches at the same ε, and, where batches are "
+            "secret, with the best mechanism for fixed ones."
+        ),
     ] = False,
     model: Annotated[str, typer.Option(help="auto, linear, mlp or convnet.")] = "auto",
     learning_rate: Annotated[
@@ -117,20 +121,8 @@ def train(
             num_bands=num_bands,
         )
     plans = {chosen.mechanism.name: chosen}
-    if compare and not chosen.mechanism.independent:
-        # A plan from a file has a workload of its own.
-        own = chosen.mechanism.workload
-        plans[_BASELINE] = _plan(
-            num_examples=chosen.num_examples,
-            batch_size=chosen.batch_size,
-            num_steps=chosen.num_steps,
-            epsilon=chosen.epsilon,
-            delta=chosen.delta,
-            momentum=momentum if own.momentum is None else own.momentum,
-            decay=decay if own.decay is None else own.decay,
-            sampling=chosen.sampling,
-            mechanisms=[_BASELINE],
-        )
+    if compare:
+        plans |= _compared(chosen, momentum, decay)
     runs: list[Run] = []
     for name, each in plans.items():
         place = None if out is None else out / name if compare else out
@@ -145,6 +137,7 @@ def train(
     rows = [
         [
             run.label,
+            run.plan.sampling.name,
             rounded_up(run.plan.noise_multiplier, 4),
             f"{run.plan.error:.4g}",
             f"{run.settings['learning_rate']:.3g}",
@@ -153,11 +146,35 @@ def train(
         ]
         for run in runs
     ]
-    columns = ["mechanism", "noise", "error", "rate", "accuracy", "time"]
+    columns = ["mechanism", "batches", "noise", "error", "rate", "accuracy", "time"]
     terminal.print_table(columns, rows, bold=0)
     print("\n" + runs[0].statement.to_text())
     if out is not None:
         print(f"report: {out / 'report.html'}")
+
+
+def _compared(chosen: Plan, momentum: float, decay: float) -> dict[str, Plan]:
+    """The plans that a chosen one is compared with, by name."""
+    own = chosen.mechanism.workload
+    asked: dict[str, Any] = {
+        "num_examples": chosen.num_examples,
+        "batch_size": chosen.batch_size,
+        "num_steps": chosen.num_steps,
+        "epsilon": chosen.epsilon,
+        "delta": chosen.delta,
+        # A plan from a file has a workload of its own.
+        "momentum": momentum if own.momentum is None else own.momentum,
+        "decay": decay if own.decay is None else own.decay,
+    }
+    found: dict[str, Plan] = {}
+    whole = chosen.num_steps * chosen.batch_size >= chosen.num_examples
+    sampling = _BATCHES if whole else chosen.sampling
+    if not (chosen.mechanism.independent and chosen.sampling.name == str(sampling)):
+        found[f"{_BASELINE}-{sampling}"] = _plan(**asked, sampling=sampling, mechanisms=[_BASELINE])
+    if chosen.sampling.secret:
+        fixed = _plan(**asked, sampling="fixed")
+        found[f"{fixed.mechanism.name}-fixed"] = fixed
+    return found
 
 
 def _read(path: Path) -> Plan:

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import cifar_wrn  # noqa: E402
 import wrn_data  # noqa: E402
 import wrn_layers  # noqa: E402
+import wrn_norm  # noqa: E402
 import wrn_training  # noqa: E402
 from corrnoise.torch.clipping.clipper import Clipper  # noqa: E402
 from corrnoise.torch.clipping.reference import clipped_sums  # noqa: E402
@@ -160,16 +161,16 @@ def far(a, b):
 def test_the_kernels_of_normalisation_agree_with_torch(width, side, layout, monkeypatch):
     pytest.importorskip("triton")
     torch.manual_seed(0)
-    norm = wrn_layers.NormReLU(width, 16)
+    norm = wrn_norm.ReluNorm(width, 16)
     nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
     x = (2 * torch.randn(3, width, side, side) + 1).contiguous(memory_format=layout)
     grad = torch.randn_like(x)
     found = []
     for use in (False, True):
-        monkeypatch.setattr(wrn_layers.NormReLU, "fits", lambda self, x, use=use: use)
+        monkeypatch.setattr(wrn_norm.ReluNorm, "fits", lambda self, x, use=use: use)
         own = x.clone().requires_grad_()
         out = norm(own)
-        parts = wrn_layers._norm(norm, [x], [grad], ["weight", "bias"])
+        parts = wrn_norm._norm(norm, [x], [grad], ["weight", "bias"])
         assert (norm.kept is not None) == use  # for the backward pass, which comes next
         out.backward(grad)
         assert norm.kept is None

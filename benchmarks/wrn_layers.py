@@ -94,7 +94,7 @@ class _Weight(Part):
         return self._like(rows[None])[0].contiguous()
 
     def _projected(self) -> Tensor:
-        """Over the scales: (examples, rows, entries and channels of the kernel, which come last)."""
+        """Over the scales: (examples, rows, entries and channels of the kernel, in this order)."""
         grads = self._part.each().movedim(2, -1).flatten(2)
         weight = self._weight.movedim(1, -1).flatten(1)
         # A weight that is too short is not scaled to norm 1, and its length matters then.

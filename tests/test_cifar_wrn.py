@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,13 @@ import cifar_wrn  # noqa: E402
 import wrn_data  # noqa: E402
 import wrn_layers  # noqa: E402
 import wrn_norm  # noqa: E402
+import wrn_probe  # noqa: E402
+import wrn_settings  # noqa: E402
 import wrn_training  # noqa: E402
+from corrnoise.torch.clipping import products  # noqa: E402
 from corrnoise.torch.clipping.clipper import Clipper  # noqa: E402
 from corrnoise.torch.clipping.reference import clipped_sums  # noqa: E402
+from corrnoise.torch.workload import workload_of  # noqa: E402
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -63,6 +68,15 @@ def test_the_weight_has_rows_of_mean_0_and_norm_1():
     torch.testing.assert_close(weight.mean((1, 2, 3)), torch.zeros(5), atol=1e-7, rtol=0)
     torch.testing.assert_close(weight.square().sum((1, 2, 3)), torch.ones(5))
     assert all(0.7 < size < 1.3 for size in sizes.tolist())
+
+
+def test_normalised_activations_are_those_after_the_relu():
+    torch.manual_seed(0)
+    x, norm = torch.randn(2, 8, 3, 3), wrn_norm.ReluNorm(8, 4)
+    groups = norm(x).unflatten(1, (4, 2)).flatten(2)
+    torch.testing.assert_close(groups.mean(2), torch.zeros(2, 4), atol=1e-6, rtol=0)
+    smallest = norm(x).flatten(2).amin(2, keepdim=True)  # what a ReLU that is off gives
+    assert torch.equal(norm(x).flatten(2) == smallest, (x <= 0).flatten(2))
 
 
 def pictures(views, step):
@@ -141,14 +155,96 @@ def test_a_run_that_is_interrupted_goes_on_and_is_in_the_table(folder, capsys):
 @pytest.mark.filterwarnings("ignore")
 def test_the_rate_is_the_best_on_held_out_pictures(folder, capsys):
     cifar_wrn.main(["tune", *SMOKE])
-    run = wrn_training.Run("dp-sgd", 8.0, 3, cifar_wrn.SMOKE, 8.0)
+    run = wrn_settings.Run("dp-sgd", 8.0, 3, cifar_wrn.SMOKE, 8.0)
     best, tried = cifar_wrn.tuned(run)
     assert set(tried) == set(cifar_wrn.RATES)
     assert tried[best.rate] == max(tried.values())
-    assert capsys.readouterr().out.count("held out") == 3
-    held = wrn_training.data_of(cifar_wrn.replace(run, seed=-1), True)
-    whole = wrn_training.data_of(run, True)
+    assert capsys.readouterr().out.count("held out:") == 3
+    held = wrn_settings.data_of(replace(run, seed=-1), True)
+    whole = wrn_settings.data_of(run, True)
     assert torch.equal(torch.cat([held[0], held[2]]), whole[0])  # nothing of the test
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_runs_without_noise_show_their_course_and_stay_out_of_the_table(folder, capsys):
+    cifar_wrn.main(["clean", *SMOKE, "--rate", "4", "2", "--shown", "3"])
+    shown = capsys.readouterr().out
+    assert shown.count("norm of the weights") == 6
+    assert all(f"dp-sgd-inf-3 rate {rate} held out:" in shown for rate in (4, 2))
+    found = [json.loads(path.read_text()) for path in folder.glob("wrn-*/result.json")]
+    assert {(got["noise_multiplier"], got["rate"]) for got in found} == {(0.0, 4.0), (0.0, 2.0)}
+    assert all(got["accuracy"] == max(got["accuracies"].values()) for got in found)
+    assert cifar_wrn.results() == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_with_decay_has_its_own_plan_and_folder(folder):
+    cifar_wrn.main(["tune", *SMOKE, "--rate", "4", "--decay", "0.99"])
+    (plan,) = folder.glob("wrn-plan-*")
+    assert plan.name == "wrn-plan-dp-sgd-8-n48-b16-e2-m0-d0.99.json"
+    assert [path.name for path in folder.glob("*-tune")] == [
+        "wrn-dp-sgd-8-3-b16-v2-e2-cosine-m0-d0.99-c1-r4-tune"
+    ]
+
+
+def test_the_decay_of_weights_is_that_of_the_plan_and_others_have_none():
+    recipe = replace(cifar_wrn.SMOKE, momentum=0.9, decay=0.999)
+    run = wrn_settings.Run("planner", 8.0, 3, recipe, 4.0)
+    net = wrn_layers.WideResNet(10, 1, groups=4)
+    weights, others = wrn_training.optimizer_of(run, net).param_groups
+    assert len(weights["params"]) + len(others["params"]) == len(list(net.parameters()))
+    assert all(param.dim() > 1 for param in weights["params"])
+    assert others["weight_decay"] == 0
+    rate = {"lr": run.rate_at(0, 10), "weight_decay": weights["weight_decay"]}
+    sgd = torch.optim.SGD(weights["params"], momentum=weights["momentum"], **rate)
+    workload = workload_of(sgd, 5)
+    assert (workload.decay, workload.momentum) == pytest.approx((0.999, 0.9), rel=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "share"), [((0.9999, 4), 1 / 4), ((0.9999, 10), 1 / 10)])
+def test_the_average_is_over_about_the_last_part_of_the_steps(kind, share):
+    """Of the numbers 1 … n with weights like t^(k - 2) it is (k - 1)/k of n."""
+    param = nn.Parameter(torch.zeros(1))
+    ema = wrn_training.Ema([param], *kind)
+    for step in range(1, 1001):
+        param.data.fill_(step)
+        ema.update(step)
+    assert float(ema.means[0]) == pytest.approx(1000 * (1 - share), rel=2e-2)
+    with ema.weights():
+        assert float(param.detach()) == float(ema.means[0])
+    assert float(param.detach()) == 1000
+
+
+def test_the_average_that_counts_on_the_test_set_is_the_one_chosen_on_held_out_pictures(folder):
+    run = wrn_settings.Run("dp-sgd", 8.0, 3, cifar_wrn.SMOKE, 4.0, seed=-1)
+    result = {"rate": 4.0, "accuracies": {"last": 1.0, "tenth": 2.0, "quarter": 3.0}}
+    run.folder.mkdir()
+    best = wrn_training.with_average(run, result)
+    (run.folder / "result.json").write_text(json.dumps(best))
+    (chosen,) = cifar_wrn.chosen([replace(run, seed=0, rate=8.0)], None, None)
+    assert (chosen.rate, chosen.average) == (4.0, "quarter")
+    result["accuracies"] = {"last": 9.0, "tenth": 8.0, "quarter": 7.0}
+    assert wrn_training.with_average(chosen, result)["accuracy"] == 7.0
+
+
+def test_the_precision_can_be_told_after_every_change():
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        for rounds in (False, True, False, True, False):
+            wrn_settings.set_flags(rounds)
+            assert products.precision() == ("high" if rounds else "highest")
+            assert products.cudnn_rounds() == rounds
+            with products.full_precision():
+                assert products.precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_the_checks_of_the_ways_to_compute_agree_with_the_loop():
+    found = wrn_probe.check(2, 3, smoke=True)
+    assert len(found) == (12 if CUDA else 4)
+    assert all(value < 1e-5 for name, value in found.items() if "float32" in name)
 
 
 def far(a, b):

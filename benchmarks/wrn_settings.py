@@ -42,7 +42,7 @@ class Recipe:
     batch: int
     views: int
     epochs: int
-    schedule: str = "cosine"
+    schedule: str = "constant"
     momentum: float = 0.0
     clip_norm: float = 1.0
     decay: float = 1.0

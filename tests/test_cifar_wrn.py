@@ -140,11 +140,31 @@ def folder(tmp_path, monkeypatch):
 SMOKE = ["--smoke", "--only", "dp-sgd-8-3", "--precision", "tf32", "--rows", "16"]
 
 
+def test_the_default_rate_times_the_number_of_steps_is_the_same_for_every_recipe():
+    assert cifar_wrn.default_rate(cifar_wrn.RECIPES["planner", 3]) == 6.4
+    for recipe in cifar_wrn.RECIPES.values():
+        num_steps = recipe.epochs * -(-50_000 // recipe.batch)
+        assert cifar_wrn.default_rate(recipe) * num_steps == pytest.approx(10_000, rel=0.05)
+
+
+def test_a_rate_tuned_in_the_shortest_recipe_goes_over_to_a_longer_one(folder):
+    short, long = (cifar_wrn.RECIPES["planner", minutes] for minutes in (3, 10))
+    tried = wrn_settings.Run("planner", 8.0, 3, short, 12.8, seed=-1)
+    tried.folder.mkdir()
+    result = {"rate": 12.8, "accuracies": {"last": 1.0, "quarter": 3.0}}
+    best = json.dumps(wrn_training.with_average(tried, result))
+    (tried.folder / "result.json").write_text(best)
+    run = wrn_settings.Run("planner", 8.0, 10, long, cifar_wrn.default_rate(long))
+    (chosen,) = cifar_wrn.chosen([run], None, None)
+    assert chosen.rate == pytest.approx(2 * cifar_wrn.default_rate(long))
+    assert chosen.average == "quarter"
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_that_is_interrupted_goes_on_and_is_in_the_table(folder, capsys):
-    cifar_wrn.main(["run", *SMOKE, "--minutes", "0.002"])
+    cifar_wrn.main(["run", *SMOKE, "--rate", "8", "--minutes", "0.002"])
     assert "step 1/8" in capsys.readouterr().out
-    cifar_wrn.main(["run", *SMOKE])
+    cifar_wrn.main(["run", *SMOKE, "--rate", "8"])
     assert "dp-sgd-8-3 rate 8 test" in capsys.readouterr().out
     cifar_wrn.main(["table", "--json", str(folder / "table.json")])
     ((row,),) = json.loads((folder / "table.json").read_text())["rows"]
@@ -154,10 +174,10 @@ def test_a_run_that_is_interrupted_goes_on_and_is_in_the_table(folder, capsys):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_rate_is_the_best_on_held_out_pictures(folder, capsys):
-    cifar_wrn.main(["tune", *SMOKE])
+    cifar_wrn.main(["tune", *SMOKE, "--rate", "8", "4", "16"])
     run = wrn_settings.Run("dp-sgd", 8.0, 3, cifar_wrn.SMOKE, 8.0)
     best, tried = cifar_wrn.tuned(run)
-    assert set(tried) == set(cifar_wrn.RATES)
+    assert set(tried) == {8.0, 4.0, 16.0}
     assert tried[best.rate] == max(tried.values())
     assert capsys.readouterr().out.count("held out:") == 3
     held = wrn_settings.data_of(replace(run, seed=-1), True)
@@ -183,7 +203,7 @@ def test_a_run_with_decay_has_its_own_plan_and_folder(folder):
     (plan,) = folder.glob("wrn-plan-*")
     assert plan.name == "wrn-plan-dp-sgd-8-n48-b16-e2-m0-d0.99.json"
     assert [path.name for path in folder.glob("*-tune")] == [
-        "wrn-dp-sgd-8-3-b16-v2-e2-cosine-m0-d0.99-c1-r4-tune"
+        "wrn-dp-sgd-8-3-b16-v2-e2-constant-m0-d0.99-c1-r4-tune"
     ]
 
 

@@ -3,23 +3,27 @@
     export CORRNOISE_DATA=DIR CORRNOISE_CACHE=DIR        # DIR/cifar10.npz; plans and runs
     python benchmarks/cifar_wrn.py prepare               # plans, on any machine
     python benchmarks/cifar_wrn.py probe                 # views a second, on the GPU, one minute
+    python benchmarks/cifar_wrn.py clean --only planner-8-3 --epochs 12 --views 4   # no noise
     python benchmarks/cifar_wrn.py tune --minutes 9      # three rates on 45,000 pictures
     python benchmarks/cifar_wrn.py run --minutes 9       # as often as it takes
     python benchmarks/cifar_wrn.py table [--json FILE]
 
-The recipe is that of De et al. (2022): weight-standardised convolutions and GroupNorm, several
-random crops and flips of each example in a step, an exponential average of the weights, SGD and
-clip norm 1. Both methods see as many views of each example; batch size and momentum are those that
-suit the noise of each. A call stops after --minutes, a run continues from its last checkpoint in
-the next one, and its clock counts the training of all calls. Rates are chosen on 5,000 pictures
-that are not trained on; the search is not part of ε. The planner's workload is that of a constant
-rate.
+The recipe is that of De et al. (2022): weight-standardised convolutions of activations that go
+through ReLU and then GroupNorm, several random crops and flips of each example in a step, an
+exponential average of the weights, SGD and clip norm 1. Both methods see as many views of each
+example; batch size and momentum are those that suit the noise of each. A call stops after
+--minutes, a run continues from its last checkpoint in the next one, and its clock counts the
+training of all calls. The rate and which average of the weights counts are chosen on 5,000
+pictures that are not trained on; the search is not part of ε. The planner's workload is that of a
+constant rate.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import statistics
 import time
@@ -29,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from corrnoise import _files, _tables
-from wrn_training import (
+from wrn_settings import (
     DELTA,
     HELD_OUT,
     METHODS,
@@ -39,49 +43,65 @@ from wrn_training import (
     cache,
     data_of,
     plan_of,
-    train,
 )
+from wrn_training import AVERAGES, train
 
 EPSILONS, MINUTES = (8.0, 4.0, 2.0, 1.0), (3, 10, 30)
-RATES = (8.0, 4.0, 16.0)  # tried in this order; the first is the default
-# For about 25,000 views a second. Batch and momentum are those for which n·batch/((1 - β)·error),
-# what is learned over what the noise adds, is large: large batches for independent noise.
+# Rate times number of steps: the way that clipped gradients of norm 1 could move the weights. That
+# of De et al. at ε = 8 is 4·2,500. Multiples are tried in this order; the first is the default.
+WAY, MULTIPLES = 10_000.0, (1.0, 0.5, 2.0)
+# For about 75,000 views a second. What equal gradients move over what the noise moves is, at the
+# last step of correlated noise, that of full batches for any batch and number of epochs, so that
+# these recipes take many small steps. For independent noise it grows with both up to about the
+# same, so that these take large batches. It is largest with a constant rate; cosine loses 18 %.
 RECIPES = {
-    ("planner", 3): Recipe(1024, 4, 20, momentum=0.9),
-    ("planner", 10): Recipe(1024, 8, 36, momentum=0.9),
-    ("planner", 30): Recipe(1024, 16, 54, momentum=0.9),
-    ("dp-sgd", 3): Recipe(2048, 4, 20),
-    ("dp-sgd", 10): Recipe(4096, 8, 36),
-    ("dp-sgd", 30): Recipe(4096, 16, 54),
+    ("planner", 3): Recipe(1024, 8, 32, momentum=0.9),
+    ("planner", 10): Recipe(1024, 16, 56, momentum=0.9),
+    ("planner", 30): Recipe(2048, 16, 168, momentum=0.9),
+    ("dp-sgd", 3): Recipe(4096, 8, 32),
+    ("dp-sgd", 10): Recipe(4096, 16, 56),
+    ("dp-sgd", 30): Recipe(4096, 16, 168),
 }
 SMOKE = Recipe(16, 2, 2)
+COMMANDS = ("prepare", "check", "probe", "clean", "tune", "run", "table")
 
 
 def result_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
+def default_rate(recipe: Recipe) -> float:
+    """Of two digits."""
+    return float(f"{WAY / (recipe.epochs * math.ceil(50_000 / recipe.batch)):.2g}")
+
+
 def tuned(run: Run) -> tuple[Run, dict[float, float]]:
-    """The run with the rate that is best on held-out pictures, where any was tried."""
+    """The run with the rate and average that are best on held-out pictures, if any was tried."""
     any_rate = replace(run, rate=0.0, seed=-1).folder.name.replace("-r0-", "-r*-")
     tried = [result_of(path.parent) for path in cache().glob(f"{any_rate}/result.json")]
+    if not tried:
+        return run, {}
+    best = max(tried, key=lambda got: got["accuracy"])
     found = {got["rate"]: got["accuracy"] for got in tried}
-    return replace(run, rate=max(found, key=found.__getitem__)) if found else run, found
+    return replace(run, rate=best["rate"], average=best["average"]), found
 
 
-def chosen(runs: Sequence[Run], rate: float | None) -> list[Run]:
-    """With the rate that is given, or tuned in the same minutes, or in the shortest."""
+def chosen(runs: Sequence[Run], rate: float | None, average: str | None) -> list[Run]:
+    """With rate and average that are given, or tuned in the same minutes, or in the shortest.
+
+    From the shortest recipe to a longer one, rate times number of steps is kept.
+    """
     found: list[Run] = []
     for run in runs:
-        if rate is not None:
-            found.append(replace(run, rate=rate))
-            continue
         best, tried = tuned(run)
         if not tried:
             recipe = RECIPES[run.method, MINUTES[0]]
-            short, _ = tuned(replace(run, minutes=MINUTES[0], recipe=recipe))
-            best = replace(run, rate=short.rate)
-        found.append(best)
+            short = replace(run, minutes=MINUTES[0], recipe=recipe, rate=default_rate(recipe))
+            short, _ = tuned(short)
+            longer = default_rate(run.recipe) / default_rate(recipe)
+            best = replace(run, rate=short.rate * longer, average=short.average)
+        best = best if rate is None else replace(best, rate=rate)
+        found.append(best if average is None else replace(best, average=average))
     return found
 
 
@@ -100,12 +120,12 @@ def table(found: dict[str, Any]) -> str:
                 f"{statistics.mean(each['plain_accuracy'] for each in row):.1f} %",
                 f"{first['mechanism']}, {first['sampling']}",
                 f"{recipe['batch']}", f"{recipe['views']}", f"{recipe['epochs']}",
-                f"{first['rate']:g}", str(len(row)),
+                f"{first['rate']:g}", first["average"], str(len(row)),
             ]
         )  # fmt: skip
     columns = (
         "ε", "method", "GPU minutes", "averaged weights", "last weights", "mechanism",
-        "batch", "views", "epochs", "rate", "seeds",
+        "batch", "views", "epochs", "rate", "average", "seeds",
     )  # fmt: skip
     return _tables.markdown(columns, rows)
 
@@ -120,7 +140,7 @@ def results() -> list[list[dict[str, Any]]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("prepare", "check", "probe", "tune", "run", "table"))
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--minutes", type=float, default=9.0, help="stop after them")
     parser.add_argument(
         "--only", action="append", help="METHOD-EPSILON-MINUTES, such as dp-sgd-8-10"
@@ -128,8 +148,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("batch", "views", "epochs"):
         parser.add_argument(f"--{name}", type=int, help="instead of the recipe's")
     parser.add_argument("--schedule", choices=("constant", "cosine"), help="likewise")
-    parser.add_argument("--momentum", type=float, help="likewise")
-    parser.add_argument("--rate", type=float, help="instead of the tuned one")
+    for name in ("momentum", "decay"):
+        parser.add_argument(f"--{name}", type=float, help="likewise")
+    parser.add_argument("--rate", type=float, nargs="+", help="instead of the tuned one")
+    parser.add_argument(
+        "--average", choices=("last", *AVERAGES), help="of the weights, instead of the tuned one"
+    )
+    parser.add_argument("--shown", type=int, default=6, help="how often tune shows accuracy")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rows", type=int, default=Machine.rows, help="in the model at once")
     parser.add_argument("--precision", choices=("bf16", "tf32"), default="bf16")
@@ -145,16 +170,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     changes = {
         name: value
-        for name in ("batch", "views", "epochs", "schedule", "momentum")
+        for name in ("batch", "views", "epochs", "schedule", "momentum", "decay")
         if (value := getattr(given, name)) is not None
     }
-    runs = [
-        Run(method, epsilon, minutes,
-            replace(SMOKE if given.smoke else RECIPES[method, minutes], **changes), RATES[0])
-        for minutes in MINUTES
-        for epsilon in EPSILONS
-        for method in METHODS
-    ]  # fmt: skip
+    runs: list[Run] = []
+    for minutes, epsilon, method in itertools.product(MINUTES, EPSILONS, METHODS):
+        recipe = replace(SMOKE if given.smoke else RECIPES[method, minutes], **changes)
+        runs.append(Run(method, epsilon, minutes, recipe, default_rate(recipe)))
     runs = [run for run in runs if given.only is None or run.name in given.only]
     if not runs:
         parser.error(f"--only must name a run, such as planner-8-10, got {given.only}")
@@ -177,27 +199,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.json:
             _files.write(given.json, json.dumps(found, indent=1) + "\n")
     else:
-        if given.command == "tune":
-            rates = RATES if given.rate is None else (given.rate,)
-            runs = [replace(run, rate=rate, seed=-1) for run in runs for rate in rates]
-        else:
-            runs = chosen(runs, given.rate)
+        if given.command == "run":
+            if given.rate is not None and len(given.rate) > 1:
+                parser.error(f"run takes one --rate, got {given.rate}")
+            runs = chosen(runs, given.rate[0] if given.rate else None, given.average)
             runs = [replace(run, seed=seed) for run in runs for seed in range(given.seeds)]
-        execute(runs, machine, end, smoke=given.smoke)
+        else:
+            if given.command == "clean":
+                runs = list(dict.fromkeys(replace(run, epsilon=math.inf) for run in runs))
+            runs = [
+                replace(run, rate=rate, seed=-1)
+                for run in runs
+                for rate in given.rate or [run.rate * multiple for multiple in MULTIPLES]
+            ]
+        execute(runs, machine, end, shown=given.shown, smoke=given.smoke)
 
 
-def execute(runs: Sequence[Run], machine: Machine, end: float, *, smoke: bool) -> None:
+def execute(runs: Sequence[Run], machine: Machine, end: float, *, shown: int, smoke: bool) -> None:
     """One run after the other, until the time is over."""
     for run in runs:
         if time.monotonic() > end:
             print(f"{run.name} is still to be run")
             continue
-        got = train(run, machine, end, smoke=smoke)
+        got = train(run, machine, end, shown=shown, smoke=smoke)
         if got is not None:
+            rate = got["views"] / (60.0 * got["gpu_minutes"])
             print(
                 f"{run.name} rate {run.rate:g} {'held out' if run.seed < 0 else 'test'}: "
-                f"{got['accuracy']:.2f} % averaged, {got['plain_accuracy']:.2f} % last, "
-                f"{got['gpu_minutes']:.2f} minutes",
+                f"{got['accuracy']:.2f} % with average {got['average']}, "
+                f"{got['plain_accuracy']:.2f} % last, "
+                f"{got['gpu_minutes']:.2f} minutes, {rate:,.0f} views/s",
                 flush=True,
             )
 

@@ -1,4 +1,4 @@
-"""GroupNorm followed by ReLU in one kernel, and its backward pass with every row's sums in another.
+"""ReLU followed by GroupNorm in one kernel, and its backward pass with every row's sums in another.
 
 A program holds some channels of one row, all their positions, in registers: the input is read once.
 Strides are arguments, so that both layouts of pictures are served.
@@ -40,15 +40,14 @@ def forward(
     place += at[:, None] * pixel_stride + channel[None, :] * channel_stride
     real = (at < POSITIONS)[:, None]
     x = tl.load(inputs + place, mask=real, other=0.0).to(tl.float32)
-    plain, _ = _normalised(x, real, eps, POSITIONS * GROUP, CHANNELS, GROUP)
+    plain, _ = _normalised(tl.maximum(x, 0.0), real, eps, POSITIONS * GROUP, CHANNELS, GROUP)
     y = plain * tl.load(weight + channel)[None, :] + tl.load(bias + channel)[None, :]
-    y = tl.maximum(y, 0.0)
     tl.store(outputs + place, y.to(outputs.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def backward(
-    inputs, grads, found, weight, bias, weights, biases,
+    inputs, grads, found, weight, weights, biases,
     row_stride, channel_stride, pixel_stride, width, eps,
     POSITIONS: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -60,14 +59,13 @@ def backward(
     x = tl.load(inputs + place, mask=real, other=0.0).to(tl.float32)
     grad = tl.load(grads + place, mask=real, other=0.0).to(tl.float32)
     size: tl.constexpr = POSITIONS * GROUP
-    plain, scale = _normalised(x, real, eps, size, CHANNELS, GROUP)
+    plain, scale = _normalised(tl.maximum(x, 0.0), real, eps, size, CHANNELS, GROUP)
     w = tl.load(weight + channel)
-    y = plain * w[None, :] + tl.load(bias + channel)[None, :]
-    grad = tl.where(y > 0.0, grad, 0.0)
     sums, met = tl.sum(grad, 0), tl.sum(grad * plain, 0)
     tl.store(biases + row * width + channel, sums)
     tl.store(weights + row * width + channel, met)
     mean = _by_group(w * sums, CHANNELS, GROUP) / size
     slope = _by_group(w * met, CHANNELS, GROUP) / size
     out = (grad * w[None, :] - mean[None, :] - plain * slope[None, :]) * scale[None, :]
+    out = tl.where(x > 0.0, out, 0.0)
     tl.store(found + place, out.to(found.dtype.element_ty), mask=real)

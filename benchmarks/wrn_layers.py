@@ -1,10 +1,11 @@
 """A wide residual network of weight-standardised convolutions and GroupNorm, clipped in one pass.
 
 Each layer has a handler, so that its per-example gradients are made for the parameters that are
-trained: those before the standardisation. With v_o a row of the weight, m its mean and
-s = ‖v_o - m‖, the layer uses w_o = (v_o - m)/s, and with g the gradient with respect to w_o,
+trained: those before the standardisation. With v_o a row of the weight, m its mean, s = ‖v_o - m‖
+and a_o a gain, the layer uses a_o·w_o, w_o = (v_o - m)/s, and with g the gradient with respect to
+a_o·w_o,
 
-    ∂/∂v_o = (g - mean(g) - w_o·⟨w_o, g⟩)/s,
+    ∂/∂a_o = ⟨w_o, g⟩        ∂/∂v_o = (g - mean(g) - w_o·⟨w_o, g⟩)·a_o/s,
 
 the projection of g that leaves out two directions, the same for all examples of a batch.
 """
@@ -12,30 +13,34 @@ the projection of g that leaves out two directions, the same for all examples of
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from corrnoise._extras import has_triton
-from corrnoise.torch.clipping import handlers, normalisation
+from corrnoise.torch.clipping import handlers
 from corrnoise.torch.clipping.convolution import Convolution
 from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part
 from corrnoise.torch.clipping.products import full_precision
+from wrn_norm import ReluNorm
 
 _LEAST = 1e-4  # of s², as in De et al. (2022)
+# Of the colours of CIFAR-10, published and used by everyone; from 0 to 1.
+_MEANS, _DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 class StandardConv2d(nn.Conv2d):
-    """A convolution without bias whose weight has rows of mean 0 and norm 1, in the input's type.
+    """A convolution whose weight has rows of mean 0 and norm 1, times a gain, in the input's type.
 
     The first weights are normal with variance 1/(number of inputs), so that s is about 1.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
-        super().__init__(inputs, outputs, kernel, stride, kernel // 2, bias=False)
+        super().__init__(inputs, outputs, kernel, stride, kernel // 2)
+        self.gain = nn.Parameter(torch.ones(outputs))
         nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
+        assert self.bias is not None
+        nn.init.zeros_(self.bias)
 
     def standardised(self) -> tuple[Tensor, Tensor]:
         """w, and s of each row."""
@@ -44,63 +49,96 @@ class StandardConv2d(nn.Conv2d):
         return centred / norm, norm.flatten()
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.standardised()[0].to(x.dtype)
+        assert self.bias is not None
+        weight = (self.standardised()[0] * self.gain[:, None, None, None]).to(x.dtype)
         if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
             weight = weight.contiguous(memory_format=torch.channels_last)
-        return functional.conv2d(x, weight, None, self.stride, self.padding)
+        return functional.conv2d(x, weight, self.bias.to(x.dtype), self.stride, self.padding)
 
 
-class _Standardised(Part):
+class _Weight(Part):
     """Per-example gradients of a convolution's weight before it is standardised.
 
     Args:
-        part: the gradients with respect to the standardised weight.
+        part: the gradients with respect to the standardised weight times the gain.
         weight: the standardised one.
-        norms: s of each row.
+        scales: gain/s of each row.
     """
 
-    def __init__(self, part: Convolution, weight: Tensor, norms: Tensor) -> None:
-        self._part, self._weight, self._sizes = part, weight, norms
+    def __init__(self, part: Convolution, weight: Tensor, scales: Tensor) -> None:
+        self._part, self._weight, self._scales = part, weight, scales
         self._kept: Tensor | None = None
+        self._whole: dict[int, _Weight] = {}  # by views
+        self.gains: Tensor | None = None  # of every example, from the latest pass
 
-    def joined(self, views: int) -> _Standardised:
-        return _Standardised(self._part.joined(views), self._weight, self._sizes)
+    def joined(self, views: int) -> _Weight:
+        """The same object for weight and gain, whose gradients are made together."""
+        if views not in self._whole:
+            part = self._part.joined(views)
+            self._whole[views] = _Weight(part, self._weight, self._scales)
+        return self._whole[views]
 
     def each(self) -> Tensor:
-        return self._like(self._projected() / self._sizes[None, :, None])
+        return self._like(self._projected() * self._scales[None, :, None])
 
     def norms(self) -> Norms:
         """Of what is kept, and added later: no product is rounded in between."""
         self._kept = self._projected()
-        lengths = torch.linalg.vector_norm(self._kept, dim=2) / self._sizes
-        squares = lengths.square()
+        squares = (torch.linalg.vector_norm(self._kept, dim=2) * self._scales).square()
         return Norms(squares, squares, 0.0)
 
     def weighted(self, factors: Factors) -> Tensor:
         assert self._kept is not None
-        rows = Direct(self._kept).weighted(factors) / self._sizes[:, None]
+        rows = Direct(self._kept).weighted(factors) * self._scales[:, None]
         self._kept = None
         return self._like(rows[None])[0].contiguous()
 
     def _projected(self) -> Tensor:
-        """Times s: (examples, rows, entries of the kernel and channels, which come last)."""
+        """Over the scales: (examples, rows, entries and channels of the kernel, in this order)."""
         grads = self._part.each().movedim(2, -1).flatten(2)
         weight = self._weight.movedim(1, -1).flatten(1)
         # A weight that is too short is not scaled to norm 1, and its length matters then.
         lengths = weight.square().sum(1, keepdim=True)
         along = weight * (lengths > 0.999)
         ones = torch.full_like(weight, weight.shape[1] ** -0.5)
-        basis = torch.stack([ones, along], 2)  # orthonormal: rows of w have mean 0
         by_row = grads.transpose(0, 1)
         with full_precision():
-            met = by_row @ basis
-            by_row.baddbmm_(met, basis.transpose(1, 2), alpha=-1.0)
+            met = by_row @ torch.stack([ones, weight], 2)
+            # (ones, along) are orthonormal: rows of w have mean 0.
+            by_row.baddbmm_(met, torch.stack([ones, along], 1), alpha=-1.0)
+        self.gains = met[:, :, 1].t()
         return grads
 
     def _like(self, rows: Tensor) -> Tensor:
         """(·, rows, entries and channels) in the shape of the weight."""
         shape = self._weight.shape
         return rows.view(len(rows), shape[0], *shape[2:], shape[1]).movedim(-1, 2)
+
+
+class _Gain(Part):
+    """Per-example gradients of a convolution's gain, found on the way to those of its weight.
+
+    Args:
+        weight: the part of the weight.
+    """
+
+    def __init__(self, weight: _Weight) -> None:
+        self._weight = weight
+
+    def joined(self, views: int) -> _Gain:
+        return _Gain(self._weight.joined(views))
+
+    def each(self) -> Tensor:
+        if self._weight.gains is None:
+            self._weight.each()
+        assert self._weight.gains is not None
+        return self._weight.gains
+
+    def norms(self) -> Norms:
+        return Direct(self.each()).norms()
+
+    def weighted(self, factors: Factors) -> Tensor:
+        return Direct(self.each()).weighted(factors)
 
 
 @handlers.register(StandardConv2d)
@@ -110,141 +148,45 @@ def _convolution(
     grads: Sequence[Tensor],
     names: Collection[str],
 ) -> dict[str, Part]:
-    weight, norms = module.standardised()
-    part = Convolution(module, inputs[0].to(grads[0].dtype), grads[0])
-    return {"weight": _Standardised(part, weight.detach(), norms.detach())}
+    grad = grads[0]
+    weight, sizes = module.standardised()
+    part = _Weight(
+        Convolution(module, inputs[0].to(grad.dtype), grad),
+        weight.detach(),
+        (module.gain / sizes).detach(),
+    )
+    bias = Direct(grad.flatten(2).sum(2, dtype=torch.float32))
+    found: dict[str, Part] = {"weight": part, "gain": _Gain(part), "bias": bias}
+    return {name: found[name] for name in found if name in names}
 
 
-class NormReLU(nn.GroupNorm):
-    """GroupNorm and ReLU; on a GPU by one kernel each way, in the input's type.
-
-    Attributes:
-        fused: whether the kernels are used where they can be.
-    """
-
-    fused = True
-
-    def __init__(self, width: int, groups: int = 16) -> None:
-        super().__init__(groups, width)
-        self.kept: tuple[Tensor, Tensor] | None = None  # a gradient of the output, of the input
-
-    def fits(self, x: Tensor) -> bool:
-        group = self.num_channels // self.num_groups
-        powers = group & (group - 1) == 0 and self.num_channels % max(16, group) == 0
-        return self.fused and x.is_cuda and has_triton() and powers and x[0, 0].numel() <= 1024
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.fits(x):
-            return _Fused.apply(x, self, self.weight.detach(), self.bias.detach())  # type: ignore[return-value]
-        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-        return functional.relu(functional.group_norm(x, self.num_groups, weight, bias, self.eps))
-
-    def launch(self, x: Tensor) -> tuple[Any, dict[str, Any]]:
-        """The grid of the kernels and what both of them are told."""
-        positions, group = x[0, 0].numel(), self.num_channels // self.num_groups
-        channels, block = max(16, group), 1 << (positions - 1).bit_length()
-        return (self.num_channels // channels, len(x)), {
-            "POSITIONS": positions, "BLOCK": block, "CHANNELS": channels, "GROUP": group,
-            "num_warps": min(16, max(4, block * channels // 1024)),
-        }  # fmt: skip
-
-
-class _Fused(torch.autograd.Function):
-    """The weights are constants here: their gradients are the handler's business."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, module: NormReLU, weight: Tensor, bias: Tensor) -> Tensor:
-        import wrn_kernels
-
-        x = _dense(x)
-        ctx.module = module
-        ctx.save_for_backward(x, weight, bias)
-        out = torch.empty_like(x)
-        grid, sizes = module.launch(x)
-        kernel: Any = wrn_kernels.forward
-        kernel[grid](x, out, weight, bias, *_strides(x), module.eps, **sizes)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight, bias = ctx.saved_tensors
-        kept, ctx.module.kept = ctx.module.kept, None
-        if kept is not None and kept[0].data_ptr() == grad.data_ptr():
-            return kept[1], None, None, None
-        return _backward(ctx.module, x, grad, weight, bias)[0], None, None, None
-
-
-def _backward(
-    module: NormReLU, x: Tensor, grad: Tensor, weight: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient of the input, and of weight and bias for each row."""
-    import wrn_kernels
-
-    x = _dense(x)
-    layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
-    grad = grad.contiguous(memory_format=layout)
-    found = torch.empty_like(x)
-    sums = torch.empty(2, len(x), module.num_channels, device=x.device)
-    grid, sizes = module.launch(x)
-    kernel: Any = wrn_kernels.backward
-    kernel[grid](
-        x, grad, found, weight, bias, sums[0], sums[1],
-        *_strides(x), module.num_channels, module.eps, **sizes,
-    )  # fmt: skip
-    return found, sums[0], sums[1]
-
-
-def _dense(x: Tensor) -> Tensor:
-    if x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last):
-        return x
-    return x.contiguous()
-
-
-def _strides(x: Tensor) -> tuple[int, int, int]:
-    return x.stride(0), x.stride(1), x.stride(3)
-
-
-@handlers.register(NormReLU)
-def _norm(
-    module: NormReLU, inputs: Sequence[Tensor], grads: Sequence[Tensor], names: Collection[str]
-) -> dict[str, Part]:
-    x, grad = inputs[0], grads[0]
-    weight, bias = module.weight.detach(), module.bias.detach()
-    if module.fits(x):
-        back, scales, biases = _backward(module, x, grad, weight, bias)
-        module.kept = (grad, back)  # the backward pass comes to it next, with the same gradient
-    else:
-        wide = functional.group_norm(x.float(), module.num_groups, weight, bias, module.eps)
-        grad = torch.where(wide > 0, grad, torch.zeros_like(grad))
-        scales, biases = normalisation.channels(x, grad, module.num_groups, module.eps)
-    return {name: Direct(scales if name == "weight" else biases) for name in names}
-
-
-handlers.OUTPUT_UNUSED.update({StandardConv2d, NormReLU})
+handlers.OUTPUT_UNUSED.add(StandardConv2d)
 _FITS = Convolution._fits
 
 
 def use_kernels(use: bool) -> None:
     """Whether to use kernels where they can be, or torch's operations alone, to compare."""
-    NormReLU.fused = use
+    ReluNorm.fused = use
     Convolution._fits = _FITS if use else lambda self: False
 
 
 class Residual(nn.Module):
-    """Two convolutions, each after a normalisation, and a shortcut where sizes change."""
+    """Two convolutions, each of normalised activations, and a shortcut of the same kind or none."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = NormReLU(inputs, groups), NormReLU(outputs, groups)
+        self.norm1, self.norm2 = ReluNorm(inputs, groups), ReluNorm(outputs, groups)
         self.conv1 = StandardConv2d(inputs, outputs, 3, stride)
         self.conv2 = StandardConv2d(outputs, outputs, 3)
-        same = inputs == outputs and stride == 1
-        self.short = None if same else StandardConv2d(inputs, outputs, 1, stride)
+        self.short: nn.Module | None = None
+        if inputs != outputs or stride > 1:
+            self.short = nn.Sequential(
+                ReluNorm(inputs, groups), StandardConv2d(inputs, outputs, 1, stride)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.norm1(x)
-        short = x if self.short is None else self.short(y)
-        return short + self.conv2(self.norm2(self.conv1(y)))
+        short = x if self.short is None else self.short(x)
+        return short + self.conv2(self.norm2(self.conv1(self.norm1(x))))
 
 
 class WideResNet(nn.Module):
@@ -278,12 +220,15 @@ class WideResNet(nn.Module):
                 wider = 16 * widen * 2**stage
                 blocks.append(Residual(width, wider, 2 if stage and not i else 1, groups))
                 width = wider
-        self.blocks, self.norm = nn.Sequential(*blocks), NormReLU(width, groups)
+        self.blocks, self.norm = nn.Sequential(*blocks), ReluNorm(width, groups)
         self.head = nn.Linear(width, 10)
         nn.init.normal_(self.head.weight, std=width**-0.5)
         nn.init.zeros_(self.head.bias)
+        self.colours: Tensor
+        colours = 255.0 * torch.tensor([_MEANS, _DEVIATIONS]).view(2, 3, 1, 1)
+        self.register_buffer("colours", colours, persistent=False)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        x = ((pictures.float() - 128.0) / 64.0).to(self.dtype, memory_format=self.layout)
-        x = self.norm(self.blocks(self.stem(x)))
+        x = (pictures.float() - self.colours[0]) / self.colours[1]
+        x = self.norm(self.blocks(self.stem(x.to(self.dtype, memory_format=self.layout))))
         return self.head(x.mean((2, 3), dtype=torch.float32))

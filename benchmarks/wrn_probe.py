@@ -18,7 +18,7 @@ from corrnoise.apps.datasets import whole_batch
 from corrnoise.torch import PrivacyEngine
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.reference import clipped_sums
-from wrn_training import Machine, device, set_precision
+from wrn_settings import Machine, device, set_precision
 
 STEPS = 20
 # (rows, views, bfloat16, channels last, our kernels, CUDA graph); the likely ones first.
@@ -51,7 +51,7 @@ def check(views: int = 4, examples: int = 6, *, smoke: bool = False) -> dict[str
     torch.manual_seed(0)
     x, y = _pictures(views * examples)
     y = y[::views].repeat_interleave(views)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    set_precision(False)
     net = Machine(low=False, channels_last=False, kernels=False).network(0, smoke=smoke)
     params = list(net.parameters())
     state = net.state_dict()
@@ -73,7 +73,7 @@ def check(views: int = 4, examples: int = 6, *, smoke: bool = False) -> dict[str
         )
         if low and not rounds:
             continue
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounds
+        set_precision(rounds)
         try:
             other = Machine(low=low, channels_last=last, kernels=kernels).network(0, smoke=smoke)
             other.load_state_dict(state)

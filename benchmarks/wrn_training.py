@@ -1,17 +1,15 @@
-"""One run of the wide residual network: settings, plan, and training that can be resumed."""
+"""One run of the wide residual network, which can be resumed."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -23,140 +21,26 @@ import corrnoise as cn
 import wrn_data
 from corrnoise import _files
 from corrnoise.apps.datasets import whole_batch
+from corrnoise.apps.training import sgd_settings
 from corrnoise.torch import PrivacyEngine
-from wrn_layers import WideResNet, use_kernels
+from wrn_settings import Machine, Run, data_of, device, plan_of, set_precision
 
-DELTA, HELD_OUT = 1e-5, 5_000
-# name: (mechanisms, sampling)
-METHODS: dict[str, tuple[list[str] | None, str]] = {
-    "planner": (None, "best"),
-    "dp-sgd": (["dp_sgd"], "poisson"),
-}
 SAVED = 60.0  # seconds between checkpoints
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a run does in its time.
-
-    Attributes:
-        batch: expected examples of a step.
-        views: of each example in a step.
-        epochs: passes over the examples.
-        schedule: of the rate: "constant" or "cosine", which falls to 0.
-        momentum: β of SGD. A rate η of the recipe is that of a long run of equal gradients, so
-            that torch's is η·(1 - β).
-        clip_norm: C.
-    """
-
-    batch: int
-    views: int
-    epochs: int
-    schedule: str = "cosine"
-    momentum: float = 0.0
-    clip_norm: float = 1.0
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run; a seed below 0 is held out from a part of the examples, to choose the rate."""
-
-    method: str
-    epsilon: float
-    minutes: int
-    recipe: Recipe
-    rate: float
-    seed: int = 0
-
-    @property
-    def name(self) -> str:
-        return f"{self.method}-{self.epsilon:g}-{self.minutes}"
-
-    @property
-    def folder(self) -> Path:
-        r = self.recipe
-        kind = "tune" if self.seed < 0 else f"seed{self.seed}"
-        return cache() / (
-            f"wrn-{self.name}-b{r.batch}-v{r.views}-e{r.epochs}-{r.schedule}-m{r.momentum:g}"
-            f"-c{r.clip_norm:g}-r{self.rate:g}-{kind}"
-        )
-
-
-@dataclass(frozen=True)
-class Machine:
-    """How a run is computed, which does not change what is computed but for rounding.
-
-    Attributes:
-        rows: that go through the model at once.
-        low: bfloat16 between layers; else float32 with products in TF32.
-        channels_last: the layout of pictures.
-        kernels: our own, for normalisation and gradients of convolutions.
-    """
-
-    rows: int = 2048
-    low: bool = True
-    channels_last: bool = True
-    kernels: bool = True
-
-    def network(self, seed: int, *, smoke: bool = False) -> WideResNet:
-        torch.manual_seed(seed)
-        use_kernels(self.kernels)
-        size: dict[str, int] = {"depth": 10, "widen": 1, "groups": 4} if smoke else {}
-        net = WideResNet(
-            **size,
-            dtype=torch.bfloat16 if self.low else torch.float32,
-            channels_last=self.channels_last,
-        )
-        return net.to(device())
-
-
-def device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def cache() -> Path:
-    return Path(os.environ["CORRNOISE_CACHE"])
-
-
-def set_precision() -> None:
-    if device() == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.backends.cudnn.allow_tf32 = True
-        torch.backends.cudnn.benchmark = True
-
-
-def plan_of(run: Run, num_examples: int) -> cn.Plan:
-    """From the folder of plans, or made, which takes up to some minutes."""
-    r, (mechanisms, sampling) = run.recipe, METHODS[run.method]
-    path = cache() / (
-        f"wrn-plan-{run.method}-{run.epsilon:g}-n{num_examples}-b{r.batch}-e{r.epochs}"
-        f"-m{r.momentum:g}.json"
-    )
-    if not path.exists():
-        plan = cn.plan(
-            num_examples=num_examples,
-            batch_size=r.batch,
-            epochs=r.epochs,
-            epsilon=run.epsilon,
-            delta=DELTA,
-            momentum=r.momentum,
-            sampling=sampling,
-            mechanisms=mechanisms,
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _files.write(path, plan.to_json())
-    return cn.Plan.from_json(path.read_text(encoding="utf-8"))
+# Averages of the weights: the largest decay, and k of the warm-up (1 + t)/(k + t), which is an
+# average with weights like t^(k - 2), so mostly of the last k-th of the steps so far. With k = 10
+# that of 0.999 is the same as of 0.9999 up to step 8,990, which no recipe here reaches.
+AVERAGES = {"tenth": (0.9999, 10), "quarter": (0.9999, 4), "hundred": (0.99, 10)}
 
 
 class Ema:
-    """An exponential average of the weights whose decay grows: min(0.9999, (1 + t)/(10 + t))."""
+    """An exponential average of the weights whose decay grows: min(decay, (1 + t)/(k + t))."""
 
-    def __init__(self, params: Sequence[nn.Parameter]) -> None:
-        self._params = list(params)
+    def __init__(self, params: Sequence[nn.Parameter], decay: float, warm: int) -> None:
+        self._params, self._decay, self._warm = list(params), decay, warm
         self.means = [param.detach().clone() for param in params]
 
     def update(self, step: int) -> None:
-        decay = min(0.9999, (1 + step) / (10 + step))
+        decay = min(self._decay, (1 + step) / (self._warm + step))
         with torch.no_grad():
             torch._foreach_lerp_(self.means, self._params, 1.0 - decay)
 
@@ -181,20 +65,15 @@ def accuracy(net: nn.Module, pictures: Tensor, labels: Tensor) -> float:
     return 100.0 * right / len(labels)
 
 
-def data_of(run: Run, smoke: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What is trained on, and what accuracy is measured on."""
-    if smoke:
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randint(0, 256, (96, 3, 8, 8), dtype=torch.uint8, generator=generator)
-        y = torch.randint(0, 10, (96,), generator=generator)
-        x, y, x_test, y_test, held = x[:64], y[:64], x[64:], y[64:], 16
-    else:
-        x, y, x_test, y_test = wrn_data.load()
-        held = HELD_OUT
-    if run.seed < 0:
-        x, y, x_test, y_test = x[:-held], y[:-held], x[-held:], y[-held:]
-    found = [part.to(device()) for part in (x, y, x_test, y_test)]
-    return found[0], found[1], found[2], found[3]
+def accuracies(
+    net: nn.Module, averages: dict[str, Ema], pictures: Tensor, labels: Tensor
+) -> dict[str, float]:
+    """Of the last weights and of each average."""
+    found = {"last": accuracy(net, pictures, labels)}
+    for name, ema in averages.items():
+        with ema.weights():
+            found[name] = accuracy(net, pictures, labels)
+    return found
 
 
 def piece(plan: cn.Plan, target: float) -> int:
@@ -216,33 +95,60 @@ def piece(plan: cn.Plan, target: float) -> int:
     return min(reversed(sizes), key=cost)
 
 
-def rate_at(run: Run, step: int, num_steps: int) -> float:
-    rate = run.rate * (1.0 - run.recipe.momentum)
-    if run.recipe.schedule == "constant":
-        return rate
-    return rate * 0.5 * (1.0 + math.cos(math.pi * step / num_steps))
+def optimizer_of(run: Run, net: nn.Module) -> torch.optim.SGD:
+    """With decay for weights alone: biases, gains and scales keep what they are."""
+    recipe, params = run.recipe, list(net.parameters())
+    momentum, decay = sgd_settings(recipe.momentum, recipe.decay, run.rate_at(0, 1))
+    if recipe.decay == 1.0:
+        return torch.optim.SGD(params, lr=run.rate, momentum=momentum)
+    groups = [
+        {"params": [param for param in params if param.dim() > 1], "weight_decay": decay},
+        {"params": [param for param in params if param.dim() == 1]},
+    ]
+    return torch.optim.SGD(groups, lr=run.rate, momentum=momentum)
 
 
-def train(run: Run, machine: Machine, end: float, *, smoke: bool = False) -> dict[str, Any] | None:
-    """The result of a run, or ``None`` where it must go on after ``end``."""
+def with_average(run: Run, result: dict[str, Any]) -> dict[str, Any]:
+    """A result with the accuracy of the run's average, or the best one of pictures held out."""
+    found = result["accuracies"]
+    best = max(found, key=found.__getitem__) if run.seed < 0 else run.average
+    return {**result, "average": best, "accuracy": found[best]}
+
+
+def train(
+    run: Run, machine: Machine, end: float, *, shown: int = 0, smoke: bool = False
+) -> dict[str, Any] | None:
+    """The result of a run, or ``None`` where it must go on after ``end``.
+
+    Args:
+        run: which.
+        machine: how it is computed.
+        end: of ``time.monotonic``.
+        shown: how often held-out accuracy and the norm of the weights are shown; never that on
+            the test set.
+        smoke: with a tiny network and a few random pictures.
+    """
     kept = run.folder / "result.json"
     if kept.exists():
-        return json.loads(kept.read_text(encoding="utf-8"))
+        return with_average(run, json.loads(kept.read_text(encoding="utf-8")))
     warnings.simplefilter("ignore")
     set_precision()
     x, y, x_test, y_test = data_of(run, smoke)
-    plan, recipe = plan_of(run, len(y)), run.recipe
+    recipe, private = run.recipe, math.isfinite(run.epsilon)
     net = machine.network(abs(run.seed), smoke=smoke)
-    params = list(net.parameters())
-    optimizer = torch.optim.SGD(params, lr=run.rate, momentum=recipe.momentum)
+    params, optimizer = list(net.parameters()), optimizer_of(run, net)
     run.folder.mkdir(parents=True, exist_ok=True)
     engine = PrivacyEngine(
         key=run.folder / "key",
         ledger=run.folder / "ledger",
-        settings={**asdict(run), "recipe": str(recipe)},
+        settings={**asdict(run), "epsilon": str(run.epsilon), "recipe": str(recipe)},
         data_fingerprint=f"CIFAR-10, {len(y)} examples",
         publishes="checkpoints",
     )
+    noise: dict[str, Any] = {"plan": plan_of(run, len(y))} if private else {
+        "noise_multiplier": 0.0, "epochs": recipe.epochs, "mechanism": "dp_sgd",
+        "sampling": "poisson",
+    }  # fmt: skip
     with closing(engine):
         start = time.perf_counter()
         pictures = wrn_data.Pictures(x, y, recipe.views, run.seed, lambda: engine.steps_taken)
@@ -251,19 +157,23 @@ def train(run: Run, machine: Machine, end: float, *, smoke: bool = False) -> dic
             optimizer=optimizer,
             data_loader=DataLoader(pictures, batch_size=recipe.batch, collate_fn=whole_batch),
             max_grad_norm=recipe.clip_norm,
-            plan=plan,
             grad_sample_mode="one_pass",
             views=recipe.views,
+            **noise,
         )
+        plan = engine.plan
+        assert plan is not None
         step = engine.step_function(
             lambda a, b: functional.cross_entropy(net(a), b),
             size=piece(plan, machine.rows / recipe.views),
         )
-        ema, before, file = Ema(params), 0.0, run.folder / "checkpoint.pt"
+        averages = {name: Ema(params, *kind) for name, kind in AVERAGES.items()}
+        before, file = 0.0, run.folder / "checkpoint.pt"
         if file.exists():
             found = engine.load_checkpoint(path=file, module=net, optimizer=optimizer)
             before = found["seconds"]
-            torch._foreach_copy_(ema.means, found["ema"])
+            for name, ema in averages.items():
+                torch._foreach_copy_(ema.means, found["averages"][name])
 
         def save() -> None:
             nonlocal before, start
@@ -273,37 +183,45 @@ def train(run: Run, machine: Machine, end: float, *, smoke: bool = False) -> dic
                 path=file,
                 module=net,
                 optimizer=optimizer,
-                checkpoint_dict={"seconds": before, "ema": ema.means},
+                checkpoint_dict={
+                    "seconds": before,
+                    "averages": {name: ema.means for name, ema in averages.items()},
+                },
             )
 
         count, first, saved = plan.num_steps, engine.steps_taken, time.monotonic()
         while engine.steps_taken < count:
             for batch in loader:
+                now = engine.steps_taken
                 for group in optimizer.param_groups:
-                    group["lr"] = rate_at(run, engine.steps_taken, count)
+                    group["lr"] = run.rate_at(now, count)
                 loss = step(*batch)
-                ema.update(engine.steps_taken)
+                for ema in averages.values():
+                    ema.update(engine.steps_taken)
+                if run.seed < 0 and engine.steps_taken * shown // count > now * shown // count:
+                    begun = time.perf_counter()
+                    found = accuracies(net, averages, x_test, y_test)
+                    show(run, engine.steps_taken, count, params, loss, found)
+                    start += time.perf_counter() - begun  # it is not part of the training
                 late = time.monotonic() > end
                 if (late or time.monotonic() - saved > SAVED) and engine.steps_taken < count:
                     save()
                     saved = time.monotonic()
-                    shown = math.nan if loss is None else float(loss)
                     print(
                         f"{run.name} step {engine.steps_taken}/{count}, {before / 60:.1f} minutes, "
-                        f"{engine.steps_taken - first} steps in this call, loss {shown:.3f}",
+                        f"{engine.steps_taken - first} steps in this call",
                         flush=True,
                     )
                     if late:  # the folder may have to travel
                         file.with_name(file.name + ".previous").unlink(missing_ok=True)
                         return None
         save()
-        plain = accuracy(net, x_test, y_test)
-        with ema.weights():
-            averaged = accuracy(net, x_test, y_test)
+        found = accuracies(net, averages, x_test, y_test)
     result = {
         **asdict(run),
-        "accuracy": averaged,
-        "plain_accuracy": plain,
+        "accuracies": found,
+        "plain_accuracy": found["last"],
+        "weight_norm": norm_of(params),
         "gpu_minutes": before / 60,
         "views": recipe.views * recipe.epochs * len(y),
         "num_steps": count,
@@ -312,12 +230,31 @@ def train(run: Run, machine: Machine, end: float, *, smoke: bool = False) -> dic
         "mechanism": repr(plan.mechanism),
         "sampling": plan.sampling.name,
         "noise_multiplier": plan.noise_multiplier,
-        "error": plan.error,
+        "error": plan.error if private else 0.0,
         "machine": asdict(machine),
         "device": torch.cuda.get_device_name() if device() == "cuda" else "cpu",
         "date": datetime.date.today().isoformat(),
     }
+    result = with_average(run, result)
     _files.write(kept, json.dumps(result, indent=1) + "\n")
     file.unlink()
     file.with_name(file.name + ".previous").unlink(missing_ok=True)
     return result
+
+
+def norm_of(params: Sequence[Tensor]) -> float:
+    with torch.no_grad():
+        return math.sqrt(sum(float(param.square().sum()) for param in params))
+
+
+def show(
+    run: Run, step: int, count: int, params: Sequence[Tensor], loss: Any, found: dict[str, float]
+) -> None:
+    """One line in the course of a run."""
+    accuracies = ", ".join(f"{name} {value:.1f}" for name, value in found.items())
+    last = math.nan if loss is None else float(loss)
+    print(
+        f"  {run.name} rate {run.rate:g} step {step}/{count}: loss {last:.3f}, "
+        f"norm of the weights {norm_of(params):.1f}, held out {accuracies}",
+        flush=True,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,14 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import cifar_wrn  # noqa: E402
 import wrn_data  # noqa: E402
 import wrn_layers  # noqa: E402
+import wrn_norm  # noqa: E402
+import wrn_probe  # noqa: E402
+import wrn_settings  # noqa: E402
 import wrn_training  # noqa: E402
+from corrnoise.torch.clipping import products  # noqa: E402
 from corrnoise.torch.clipping.clipper import Clipper  # noqa: E402
 from corrnoise.torch.clipping.reference import clipped_sums  # noqa: E402
+from corrnoise.torch.workload import workload_of  # noqa: E402
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -62,6 +68,15 @@ def test_the_weight_has_rows_of_mean_0_and_norm_1():
     torch.testing.assert_close(weight.mean((1, 2, 3)), torch.zeros(5), atol=1e-7, rtol=0)
     torch.testing.assert_close(weight.square().sum((1, 2, 3)), torch.ones(5))
     assert all(0.7 < size < 1.3 for size in sizes.tolist())
+
+
+def test_normalised_activations_are_those_after_the_relu():
+    torch.manual_seed(0)
+    x, norm = torch.randn(2, 8, 3, 3), wrn_norm.ReluNorm(8, 4)
+    groups = norm(x).unflatten(1, (4, 2)).flatten(2)
+    torch.testing.assert_close(groups.mean(2), torch.zeros(2, 4), atol=1e-6, rtol=0)
+    smallest = norm(x).flatten(2).amin(2, keepdim=True)  # what a ReLU that is off gives
+    assert torch.equal(norm(x).flatten(2) == smallest, (x <= 0).flatten(2))
 
 
 def pictures(views, step):
@@ -125,11 +140,31 @@ def folder(tmp_path, monkeypatch):
 SMOKE = ["--smoke", "--only", "dp-sgd-8-3", "--precision", "tf32", "--rows", "16"]
 
 
+def test_the_default_rate_times_the_number_of_steps_is_the_same_for_every_recipe():
+    assert cifar_wrn.default_rate(cifar_wrn.RECIPES["planner", 3]) == 6.4
+    for recipe in cifar_wrn.RECIPES.values():
+        num_steps = recipe.epochs * -(-50_000 // recipe.batch)
+        assert cifar_wrn.default_rate(recipe) * num_steps == pytest.approx(10_000, rel=0.05)
+
+
+def test_a_rate_tuned_in_the_shortest_recipe_goes_over_to_a_longer_one(folder):
+    short, long = (cifar_wrn.RECIPES["planner", minutes] for minutes in (3, 10))
+    tried = wrn_settings.Run("planner", 8.0, 3, short, 12.8, seed=-1)
+    tried.folder.mkdir()
+    result = {"rate": 12.8, "accuracies": {"last": 1.0, "quarter": 3.0}}
+    best = json.dumps(wrn_training.with_average(tried, result))
+    (tried.folder / "result.json").write_text(best)
+    run = wrn_settings.Run("planner", 8.0, 10, long, cifar_wrn.default_rate(long))
+    (chosen,) = cifar_wrn.chosen([run], None, None)
+    assert chosen.rate == pytest.approx(2 * cifar_wrn.default_rate(long))
+    assert chosen.average == "quarter"
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_that_is_interrupted_goes_on_and_is_in_the_table(folder, capsys):
-    cifar_wrn.main(["run", *SMOKE, "--minutes", "0.002"])
+    cifar_wrn.main(["run", *SMOKE, "--rate", "8", "--minutes", "0.002"])
     assert "step 1/8" in capsys.readouterr().out
-    cifar_wrn.main(["run", *SMOKE])
+    cifar_wrn.main(["run", *SMOKE, "--rate", "8"])
     assert "dp-sgd-8-3 rate 8 test" in capsys.readouterr().out
     cifar_wrn.main(["table", "--json", str(folder / "table.json")])
     ((row,),) = json.loads((folder / "table.json").read_text())["rows"]
@@ -139,15 +174,97 @@ def test_a_run_that_is_interrupted_goes_on_and_is_in_the_table(folder, capsys):
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_rate_is_the_best_on_held_out_pictures(folder, capsys):
-    cifar_wrn.main(["tune", *SMOKE])
-    run = wrn_training.Run("dp-sgd", 8.0, 3, cifar_wrn.SMOKE, 8.0)
+    cifar_wrn.main(["tune", *SMOKE, "--rate", "8", "4", "16"])
+    run = wrn_settings.Run("dp-sgd", 8.0, 3, cifar_wrn.SMOKE, 8.0)
     best, tried = cifar_wrn.tuned(run)
-    assert set(tried) == set(cifar_wrn.RATES)
+    assert set(tried) == {8.0, 4.0, 16.0}
     assert tried[best.rate] == max(tried.values())
-    assert capsys.readouterr().out.count("held out") == 3
-    held = wrn_training.data_of(cifar_wrn.replace(run, seed=-1), True)
-    whole = wrn_training.data_of(run, True)
+    assert capsys.readouterr().out.count("held out:") == 3
+    held = wrn_settings.data_of(replace(run, seed=-1), True)
+    whole = wrn_settings.data_of(run, True)
     assert torch.equal(torch.cat([held[0], held[2]]), whole[0])  # nothing of the test
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_runs_without_noise_show_their_course_and_stay_out_of_the_table(folder, capsys):
+    cifar_wrn.main(["clean", *SMOKE, "--rate", "4", "2", "--shown", "3"])
+    shown = capsys.readouterr().out
+    assert shown.count("norm of the weights") == 6
+    assert all(f"dp-sgd-inf-3 rate {rate} held out:" in shown for rate in (4, 2))
+    found = [json.loads(path.read_text()) for path in folder.glob("wrn-*/result.json")]
+    assert {(got["noise_multiplier"], got["rate"]) for got in found} == {(0.0, 4.0), (0.0, 2.0)}
+    assert all(got["accuracy"] == max(got["accuracies"].values()) for got in found)
+    assert cifar_wrn.results() == []
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_with_decay_has_its_own_plan_and_folder(folder):
+    cifar_wrn.main(["tune", *SMOKE, "--rate", "4", "--decay", "0.99"])
+    (plan,) = folder.glob("wrn-plan-*")
+    assert plan.name == "wrn-plan-dp-sgd-8-n48-b16-e2-m0-d0.99.json"
+    assert [path.name for path in folder.glob("*-tune")] == [
+        "wrn-dp-sgd-8-3-b16-v2-e2-constant-m0-d0.99-c1-r4-tune"
+    ]
+
+
+def test_the_decay_of_weights_is_that_of_the_plan_and_others_have_none():
+    recipe = replace(cifar_wrn.SMOKE, momentum=0.9, decay=0.999)
+    run = wrn_settings.Run("planner", 8.0, 3, recipe, 4.0)
+    net = wrn_layers.WideResNet(10, 1, groups=4)
+    weights, others = wrn_training.optimizer_of(run, net).param_groups
+    assert len(weights["params"]) + len(others["params"]) == len(list(net.parameters()))
+    assert all(param.dim() > 1 for param in weights["params"])
+    assert others["weight_decay"] == 0
+    rate = {"lr": run.rate_at(0, 10), "weight_decay": weights["weight_decay"]}
+    sgd = torch.optim.SGD(weights["params"], momentum=weights["momentum"], **rate)
+    workload = workload_of(sgd, 5)
+    assert (workload.decay, workload.momentum) == pytest.approx((0.999, 0.9), rel=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "share"), [((0.9999, 4), 1 / 4), ((0.9999, 10), 1 / 10)])
+def test_the_average_is_over_about_the_last_part_of_the_steps(kind, share):
+    """Of the numbers 1 … n with weights like t^(k - 2) it is (k - 1)/k of n."""
+    param = nn.Parameter(torch.zeros(1))
+    ema = wrn_training.Ema([param], *kind)
+    for step in range(1, 1001):
+        param.data.fill_(step)
+        ema.update(step)
+    assert float(ema.means[0]) == pytest.approx(1000 * (1 - share), rel=2e-2)
+    with ema.weights():
+        assert float(param.detach()) == float(ema.means[0])
+    assert float(param.detach()) == 1000
+
+
+def test_the_average_that_counts_on_the_test_set_is_the_one_chosen_on_held_out_pictures(folder):
+    run = wrn_settings.Run("dp-sgd", 8.0, 3, cifar_wrn.SMOKE, 4.0, seed=-1)
+    result = {"rate": 4.0, "accuracies": {"last": 1.0, "tenth": 2.0, "quarter": 3.0}}
+    run.folder.mkdir()
+    best = wrn_training.with_average(run, result)
+    (run.folder / "result.json").write_text(json.dumps(best))
+    (chosen,) = cifar_wrn.chosen([replace(run, seed=0, rate=8.0)], None, None)
+    assert (chosen.rate, chosen.average) == (4.0, "quarter")
+    result["accuracies"] = {"last": 9.0, "tenth": 8.0, "quarter": 7.0}
+    assert wrn_training.with_average(chosen, result)["accuracy"] == 7.0
+
+
+def test_the_precision_can_be_told_after_every_change():
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        for rounds in (False, True, False, True, False):
+            wrn_settings.set_flags(rounds)
+            assert products.precision() == ("high" if rounds else "highest")
+            assert products.cudnn_rounds() == rounds
+            with products.full_precision():
+                assert products.precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_the_checks_of_the_ways_to_compute_agree_with_the_loop():
+    found = wrn_probe.check(2, 3, smoke=True)
+    assert len(found) == (12 if CUDA else 4)
+    assert all(value < 1e-5 for name, value in found.items() if "float32" in name)
 
 
 def far(a, b):
@@ -160,16 +277,16 @@ def far(a, b):
 def test_the_kernels_of_normalisation_agree_with_torch(width, side, layout, monkeypatch):
     pytest.importorskip("triton")
     torch.manual_seed(0)
-    norm = wrn_layers.NormReLU(width, 16)
+    norm = wrn_norm.ReluNorm(width, 16)
     nn.init.normal_(norm.weight), nn.init.normal_(norm.bias)
     x = (2 * torch.randn(3, width, side, side) + 1).contiguous(memory_format=layout)
     grad = torch.randn_like(x)
     found = []
     for use in (False, True):
-        monkeypatch.setattr(wrn_layers.NormReLU, "fits", lambda self, x, use=use: use)
+        monkeypatch.setattr(wrn_norm.ReluNorm, "fits", lambda self, x, use=use: use)
         own = x.clone().requires_grad_()
         out = norm(own)
-        parts = wrn_layers._norm(norm, [x], [grad], ["weight", "bias"])
+        parts = wrn_norm._norm(norm, [x], [grad], ["weight", "bias"])
         assert (norm.kept is not None) == use  # for the backward pass, which comes next
         out.backward(grad)
         assert norm.kept is None

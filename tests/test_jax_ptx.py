@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from corrnoise.jax import ptx
+from corrnoise.jax.chacha import in_registers
+from corrnoise.jax.normals import fraction, pair
 from corrnoise.noise import Key, NoiseStream
 from corrnoise.noise.generator.normals import box_muller_exact
 
@@ -23,7 +25,7 @@ def wide(function):
 
 
 def rotated(a, b, left):
-    assert a is b
+    np.testing.assert_array_equal(a, b)
     return (a << left) | (a >> (U(32) - left))
 
 
@@ -37,7 +39,7 @@ RUN = {
     "neg.f32": np.negative,
     "mov.b32": lambda a: a,
     "lg2.approx.ftz.f32": wide(lambda x: np.log2(np.where(x > 0, x, 1.0))),
-    "sqrt.approx.ftz.f32": wide(np.sqrt),
+    "rsqrt.approx.ftz.f32": wide(lambda x: (1 + 2.0**-22.9) / np.sqrt(x)),  # the largest error
     "setp.lt.f32": np.less,
     "selp.f32": lambda a, b, p: np.where(p, a, b),
     "cvt.rn.f32.u8": lambda a: (a & U(255)).astype(F),
@@ -117,6 +119,41 @@ def test_the_sums_are_added_to():
     a, r, x = np.array([123456789], U), np.array([2.0], F), np.array([10.0], F)
     for text in (ptx.ADD_COS, ptx.ADD_SIN):
         assert run(text, a, r, x) - 10 == pytest.approx(run(text, a, r, 0 * x), abs=2e-6)
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    def apply(text, kinds, *args):
+        same = np.broadcast_arrays(*(np.asarray(arg) for arg in args))
+        inputs = [x.astype(F) if kind == "f" else x.view(U)
+                  for x, kind in zip(same, kinds[1:], strict=True)]  # fmt: skip
+        return run(text, *inputs)
+
+    monkeypatch.setattr(ptx, "apply", apply)
+
+
+def test_a_block_by_the_instructions_is_that_of_the_stream(emulated):
+    stream = NoiseStream(Key.from_bytes(bytes(range(32))), 5)
+    secret = list(np.frombuffer(stream.secret, "<u4").astype(U))
+    tail = np.arange(64, dtype=U), U(0), U(3), U(5)
+    words = in_registers(secret, tail, 20, steps=ptx.steps(np.ones(64, U)), unroll=9)
+    found = np.stack(words).reshape(16, 2, 32).transpose(1, 0, 2).reshape(-1)
+    np.testing.assert_array_equal(found, stream.words(3, 0, 1024))
+
+
+def test_normals_are_weighted_and_added_also_in_the_tail(emulated):
+    rng = np.random.default_rng(0)
+    words = list(rng.integers(0, 2**32, (4, 50), np.uint64).astype(U))
+    words[0][:10], words[2][:10] = 0, words[2][:10] & ~U(255)  # the far end of the tail
+    second = rng.integers(0, 2**32, (2, 2, 50), np.uint64).astype(U)
+    found = [fraction(*second[k]) for k in range(2)]
+    sums = ptx.add_normals([np.full(50, 0.5, F)] * 4, words, F(-0.75), found)
+    for k in range(2):
+        pairs = pair(words[k], words[k + 2], found[k])
+        for total, normal in zip((sums[k], sums[k + 2]), pairs, strict=True):
+            assert np.abs(total - (0.5 - 0.75 * normal)).max() < 2e-6
+    without = ptx.add_normals([np.full(50, 0.5, F)] * 4, words, F(-0.75), None)
+    assert np.abs(without[0] - sums[0])[:10].max() > 1e-3
 
 
 def test_the_steps_of_chacha():

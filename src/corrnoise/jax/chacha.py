@@ -66,11 +66,10 @@ def in_registers(
         return _quarters(x, (_COLUMNS + _DIAGONALS) * count, steps)
 
     x = double(x, left)
-    x = (
-        double(x, unroll)
-        if turns == 1
-        else lax.fori_loop(0, turns, lambda _, x: double(x, unroll), x)
-    )
+    if turns == 1:
+        x = double(x, unroll)
+    elif turns:
+        x = lax.fori_loop(0, turns, lambda _, x: double(x, unroll), x)
     return [
         lax.bitcast_convert_type(steps.add(word, first), jnp.uint32)
         for word, first in zip(x, start, strict=True)
@@ -80,7 +79,7 @@ def in_registers(
 def _quarters(x: list[Array], places: tuple[tuple[int, ...], ...], steps: Steps) -> list[Array]:
     x = list(x)
     for a, b, c, d in places:
-        x[a], x[b], x[c], x[d] = _quarter(x[a], x[b], x[c], x[d], steps)
+        x[a], x[b], x[c], x[d] = _quarter(x[a], x[b], x[c], x[d], steps=steps)
     return x
 
 
@@ -95,8 +94,8 @@ def in_rows(secret: Array, tail: tuple[Array, ...], rounds: int) -> Array:
     start = row(_SIGMA), row(list(secret[:4])), row(list(secret[4:])), row(tail)
 
     def double(_: Array, rows: tuple[Array, ...]) -> tuple[Array, ...]:
-        a, b, c, d = _quarter(*rows, usual, separate=True)
-        a, b, c, d = _quarter(a, _turn(b, 1), _turn(c, 2), _turn(d, 3), usual, separate=True)
+        a, b, c, d = _quarter(*rows, steps=usual, separate=True)
+        a, b, c, d = _quarter(a, _turn(b, 1), _turn(c, 2), _turn(d, 3), steps=usual, separate=True)
         return a, _turn(b, 3), _turn(c, 2), _turn(d, 1)
 
     rows = lax.fori_loop(0, rounds // 2, double, start)
@@ -105,7 +104,7 @@ def in_rows(secret: Array, tail: tuple[Array, ...], rounds: int) -> Array:
 
 
 def _quarter(
-    a: Array, b: Array, c: Array, d: Array, steps: Steps, *, separate: bool = False
+    a: Array, b: Array, c: Array, d: Array, *, steps: Steps, separate: bool = False
 ) -> tuple[Array, Array, Array, Array]:
     """The quarter round. ``separate`` keeps XLA from computing each value anew for each use."""
     for first, second in ((16, 12), (8, 7)):

@@ -88,7 +88,7 @@ def add_to_slices(
         own = (lane // GROUP_BLOCKS * GROUP + lane % GROUP_BLOCKS).astype(jnp.int32)
         start = tile * tile_size - rest
         # A 1 that the compiler knows neither to be one nor to be the same for all lanes.
-        one = (lane & (rest // GROUP).astype(jnp.uint32)) + np.uint32(1)
+        one = (lane & (rest.astype(jnp.uint32) >> 31)) + np.uint32(1)
         steps = Steps() if interpret else ptx.steps(one)
 
         def words_at(at: Array, high: int, unroll: int) -> list[Array]:

@@ -4,9 +4,10 @@ The integer pipe is the bottleneck of the kernel, as in ``noise.backends.triton_
 half the rate of the floating-point pipes, and exclusive ors and rotations of ChaCha20 take 40 of
 its operations per index. So nothing else uses it where another pipe does as well. Sums in ChaCha
 are products with a 1 that the compiler does not know, which run on a floating-point pipe. The
-quarter of the circle in which θ lies is found, and turned back to, in float32. Logarithm and root
-are approximate instructions with errors of 2^-22 and 2^-23; sine and cosine are polynomials, since
-those instructions have an absolute error of 2^-21.
+quarter of the circle in which θ lies is found, and turned back to, in float32. The
+logarithm is an instruction with an error of 2^-22, which the root halves, and which matters less
+the larger the radius is; sine and cosine are polynomials, since those instructions have an absolute
+error of 2^-21, whatever the radius.
 
 Each function is one element of a kernel with one result, the only form that Pallas has. What two of
 them compute in the same way, the compiler computes once. Few functions also keep the compilation
@@ -91,7 +92,12 @@ RADIUS = _text([
     f"setp.lt.f32 p, $1, {_number(0.0)}",
     "selp.f32 a, a, b, p",
     "abs.f32 a, a",
-    "sqrt.approx.ftz.f32 a, a",
+    "rsqrt.approx.ftz.f32 b, a",
+    "mul.rn.f32 c, a, b",  # the root, off by 2^-22 of itself, which one step of Newton's mends
+    "neg.f32 d, c",
+    "fma.rn.f32 d, d, c, a",
+    f"mul.rn.f32 b, b, {_number(0.5)}",
+    "fma.rn.f32 a, d, b, c",
     "mul.rn.f32 $0, a, $2",
 ])  # fmt: skip
 _COSINE = ["neg.f32 b, b", "fma.rn.f32 b, b, e, $3", "fma.rn.f32 $0, c, d, b"]
@@ -112,11 +118,11 @@ def steps(one: Array) -> Steps:
 def add_normals(
     sums: list[Array], words: list[Array], weight: Array, found: list[Array] | None
 ) -> list[Array]:
-    """Add normals to sums: of each pair R the first, of each pair the second.
+    """Add normals to sums: the first normals of all pairs, then the second ones.
 
     Args:
         sums: what they are added to.
-        words: R of each pair, A of each pair.
+        words: R of all pairs, then A.
         weight: of the normals.
         found: the ``normals.fraction`` of each pair, where a pair may be in the tail.
     """

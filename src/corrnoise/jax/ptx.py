@@ -11,7 +11,7 @@ error of 2^-21, whatever the radius.
 
 Each function is one element of a kernel with one result, the only form that Pallas has. What two of
 them compute in the same way, the compiler computes once. Few functions also keep the compilation
-short, which takes a time that grows as the square of their number.
+short, whose time grows faster than their number.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ half the rate of the floating-point pipes, and exclusive ors and rotations of Ch
 its operations per index. So nothing else uses it where another pipe does as well. Sums in ChaCha
 are products with a 1 that the compiler does not know, which run on a floating-point pipe. The
 quarter of the circle in which θ lies is found, and turned back to, in float32. The
-logarithm is an instruction with an error of 2^-22, which the root halves, and which matters less
-the larger the radius is; sine and cosine are polynomials, since those instructions have an absolute
-error of 2^-21, whatever the radius.
+logarithm is an instruction with a documented error of at most 2^-22 of itself, which the root
+halves; sine and cosine are polynomials, since those instructions have an absolute error of 2^-21.
 
 Each function is one element of a kernel with one result, the only form that Pallas has. What two of
 them compute in the same way, the compiler computes once. Few functions also keep the compilation

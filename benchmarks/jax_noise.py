@@ -1,10 +1,11 @@
 """Time and memory of the noise in JAX beside a plain copy and, on a CUDA device, our own kernel.
 
-    python benchmarks/jax_noise.py --size 28 --bands 1 4 16
+    python benchmarks/jax_noise.py --size 28 --bands 1 4 16 [--variant usual rolled ...]
 
 It prints JSON: for each number of bands the milliseconds of one update, their ratio to a copy and
-to the kernel for torch, the bytes of temporary memory, and the seconds of compilation. The arrays
-are float32 and are updated in place; nothing is stored between steps.
+to the kernel for torch, the bytes of temporary memory, the seconds of compilation, and the largest
+error of a normal among 2^22. The arrays are float32 and are updated in place; nothing is stored
+between steps. A variant is a layout of the kernel for CUDA devices; elsewhere all are the same.
 """
 
 from __future__ import annotations
@@ -27,9 +28,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import corrnoise as cn
-from corrnoise.jax import correlated_noise, secret_words
+from corrnoise.jax import correlated_noise, pallas_kernel, secret_words
 
 KEY = cn.noise.Key.from_bytes(bytes(range(32)))
+VARIANTS = {
+    "usual": pallas_kernel.DEFAULT,
+    "rolled": pallas_kernel.Layout(unroll=1),
+    "unrolled": pallas_kernel.Layout(unroll=9),
+    "two-warps": pallas_kernel.Layout(lanes=64, warps=2),
+    "four-warps": pallas_kernel.Layout(lanes=128, warps=4),
+}
 CALLS = 10  # in a row, so that launches overlap; the device is waited for once
 
 
@@ -37,6 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=28, help="log2 of the number of parameters")
     parser.add_argument("--bands", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=["usual"])
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     size = 1 << given.size
@@ -44,12 +53,15 @@ def main() -> None:
     rows = []
     for bands in given.bands:
         mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(1000), num_bands=bands)
-        found = measure(mechanism, size, given.repeats)
-        found["copies"] = found["ms"] / copied
         torch_ms = time_of(in_torch(mechanism, size), given.repeats)
-        if torch_ms is not None:
-            found |= {"torch_ms": torch_ms, "of_torch": found["ms"] / torch_ms}
-        rows.append({"bands": bands, **found})
+        for variant in given.variant:
+            pallas_kernel.DEFAULT = VARIANTS[variant]
+            jax.clear_caches()
+            found = measure(mechanism, size, given.repeats)
+            found["copies"] = found["ms"] / copied
+            if torch_ms is not None:
+                found |= {"torch_ms": torch_ms, "of_torch": found["ms"] / torch_ms}
+            rows.append({"bands": bands, "variant": variant, **found})
     print(json.dumps({**machine(), "size": size, "copy_ms": copied, "rows": rows}, indent=2))
 
 
@@ -90,6 +102,7 @@ def measure(mechanism: Any, size: int, repeats: int) -> dict[str, float]:
     compiled = update.lower(held[0], state, secret).compile()
     seconds = time.perf_counter() - begun
     check(mechanism, compiled(held[0], state, secret), held)
+    error = worst_error(secret, size)
 
     def calls() -> None:
         for _ in range(CALLS):
@@ -101,6 +114,7 @@ def measure(mechanism: Any, size: int, repeats: int) -> dict[str, float]:
         "ms": time_of(calls, repeats),
         "temporary_bytes": memory.temp_size_in_bytes,
         "compile_s": seconds,
+        "worst_error": error,
     }
 
 
@@ -111,6 +125,16 @@ def check(mechanism: Any, found: Any, held: list[Any]) -> None:
     if not far < 1e-5:
         raise SystemExit(f"the noise differs from the stream by {far}")
     held[0] = found
+
+
+def worst_error(secret: Any, size: int) -> float:
+    """The largest difference of a normal from the definition, computed in float64."""
+    count = min(size, 1 << 22)
+    plain = correlated_noise(cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(1)), KEY, scale=1.0)
+    zeros = jnp.zeros(count)
+    found = jax.jit(plain.update)(zeros, plain.init(zeros), secret=secret)[0]
+    exact = cn.noise.NoiseStream(KEY).normals(0, 0, count, np.float64)
+    return float(np.abs(np.asarray(found, np.float64) - exact).max())
 
 
 def in_torch(mechanism: Any, size: int) -> Callable[[], None] | None:

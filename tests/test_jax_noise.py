@@ -32,13 +32,13 @@ def flat(tree):
     return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(tree)])
 
 
-@pytest.mark.parametrize("rounds", [20, 8])
-def test_words_are_those_of_the_stream_bit_for_bit(rounds):
+@pytest.mark.parametrize(("rounds", "unroll"), [(20, 3), (20, 9), (12, 4), (8, 1)])
+def test_words_are_those_of_the_stream_bit_for_bit(rounds, unroll):
     here, numbers = source(rounds=rounds), blocks_of(jnp.arange(7, 10))
     tail = here.tail(numbers, jnp.uint32(0))
     expected = NoiseStream(KEY, 5, rounds).words(3, 7 * 512, 10 * 512)
     rows = jax.jit(lambda: in_rows(here.secret, tail, rounds))()
-    words = jax.jit(lambda: in_registers(list(here.secret), tail, rounds))()
+    words = jax.jit(lambda: in_registers(list(here.secret), tail, rounds, unroll=unroll))()
     for found in (np.asarray(rows), np.stack([np.asarray(word) for word in words])):
         np.testing.assert_array_equal(found.transpose(1, 0, 2).reshape(-1), expected)
 
@@ -63,9 +63,20 @@ def test_the_kernel_for_cuda_computes_the_same_noise(place):
     groups, rests = jnp.array([group, group + 9], jnp.uint32), jnp.array([rest, 511])
     by_xla = jax.jit(slices.add_by_xla, static_argnums=4)
     expected = by_xla(values, groups, rests, here, 4.0)
-    found = pallas_kernel.add_to_slices(values, groups, rests, here, 4.0, interpret=True)
+    found = pallas_kernel.add_to_slices(
+        values, groups, rests, here, 4.0, interpret=True, layout=pallas_kernel.Layout(unroll=1)
+    )
     assert float(jnp.abs(found - expected).max()) < 1e-6
     assert float(jnp.abs(found - values / 4).max()) > 0.1
+
+
+def test_the_kernel_for_cuda_is_lowered_without_a_device():
+    noise, grads = correlated_noise(MECHANISM, KEY, scale=1.0), jnp.zeros(3000)
+    step = jax.jit(lambda g, s, k: noise.update(g, s, secret=k))
+    traced = step.trace(grads, noise.init(grads), secret_words(KEY))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "__gpu$xla.gpu.triton" in text
+    assert "lg2.approx" in text
 
 
 def test_the_same_noise_as_the_other_backends_in_a_pytree_and_under_scan():

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from corrnoise.jax.chacha import in_rows
-from corrnoise.jax.normals import pair
+from corrnoise.jax.normals import fraction, pair
 from corrnoise.noise.generator.normals import GROUP_BLOCKS, TAIL
 
 Array = Any
@@ -71,7 +71,7 @@ def noise_of(source: Source, numbers: Array) -> Array:
 
         def refined() -> Array:
             second = in_rows(source.secret, source.tail(numbers, lag, SECOND), source.rounds)
-            return jnp.concatenate(pair(words[:8], words[8:], (second[:8], second[8:])))
+            return jnp.concatenate(pair(words[:8], words[8:], fraction(second[:8], second[8:])))
 
         def plain() -> Array:
             return jnp.concatenate(pair(words[:8], words[8:]))

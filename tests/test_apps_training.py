@@ -37,6 +37,26 @@ def test_training_learns_and_keeps_its_guarantee(digits):
     assert found.model["num_parameters"] == 9610
 
 
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_model_that_takes_no_empty_batch_trains_on_poisson_batches(digits, mode):
+    class Reshaping(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(64, 10)
+
+        def forward(self, x):
+            assert len(x), "an empty batch"
+            return self.layer(x.reshape(len(x), 64))
+
+    # A batch is empty with probability 0.36, so that 60 steps have none with 1e-12.
+    few = datasets.Tensors(digits.train.inputs[:20], digits.train.labels[:20])
+    small = datasets.Data("small", few, digits.test, 10)
+    asked = {"sampling": "poisson", "mechanisms": ["dp_sgd"], "epsilon": 50, "delta": 1e-3}
+    by = cn.plan(num_examples=20, batch_size=1, epochs=3, momentum=0.9, **asked)
+    found = train(by, small, model=Reshaping(), learning_rate=0.01, grad_sample_mode=mode)
+    assert found.records[-1].step == 60
+
+
 def test_a_run_turns_into_json_and_back(digits):
     found = train(plan(epochs=1), digits, label="mine")
     again = Run.from_json(found.to_json())

@@ -130,6 +130,7 @@ def train(
             max_grad_norm=clip_norm,
             plan=plan,
             grad_sample_mode=grad_sample_mode,
+            rand_on_empty=True,  # many models cannot run on an empty batch
         )
         wrapped, optimizer, loader = made[0], made[1], made[-1]
         criterion = made[2] if grad_sample_mode == "ghost" else nn.CrossEntropyLoss()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -43,3 +43,33 @@ class WithEmpty:
             f"a batch must consist of tensors, or of lists and dictionaries of them, got a "
             f"{type(part).__name__} for an empty one; return a tensor from collate_fn"
         )
+
+
+class WithStandIn:
+    """A collate function whose empty batches have one row of zeros.
+
+    It is for datasets that read a whole batch at once: an empty one is not an empty list there, but
+    tensors with no rows.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], *, batch_first: bool) -> None:
+        self._collate, self._dim = collate, 0 if batch_first else 1
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch, or one row that stands for none."""
+        return self._filled(self._collate(batch))
+
+    def _filled(self, part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            if part.dim() <= self._dim or part.shape[self._dim]:
+                return part
+            shape = list(part.shape)
+            shape[self._dim] = 1
+            return part.new_zeros(shape)
+        if isinstance(part, Mapping):
+            named = cast(Mapping[Any, Any], part)
+            return {name: self._filled(value) for name, value in named.items()}
+        if isinstance(part, (list, tuple)):
+            values = cast(Sequence[Any], part)
+            return [self._filled(value) for value in values]
+        return part

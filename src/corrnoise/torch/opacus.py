@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
-from corrnoise.torch.empty_batches import WithEmpty
+from corrnoise.torch.empty_batches import WithEmpty, WithStandIn
 from corrnoise.torch.placement import place
 from corrnoise.torch.precision import check_norms, clip_factors, clipped_sum
 
@@ -412,6 +412,12 @@ def wrap(
 
 def collate(loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) -> Any:
     """The loader's collate function, with empty batches of the right shapes."""
+    inner = _collate(loader, batch_first=batch_first, rand_on_empty=rand_on_empty)
+    whole = rand_on_empty and hasattr(loader.dataset, "__getitems__")
+    return WithStandIn(inner, batch_first=batch_first) if whole else inner
+
+
+def _collate(loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) -> Any:
     example = loader.dataset[0]
     if not isinstance(example, (tuple, list)):
         return WithEmpty(loader, batch_first=batch_first, rand_on_empty=rand_on_empty)

@@ -89,9 +89,22 @@ def test_the_readme_shows_the_table_that_the_script_wrote():
     spec.loader.exec_module(digits)
     result = json.loads((root / "benchmarks" / "digits.json").read_text())
     assert digits.table(result) in (root / "README.md").read_text()
-    means = {row["method"]: row["mean"] for row in result["rows"]}
-    for batches in ("fixed batches", "balls-in-bins"):
-        assert means[f"BISR p = 4, {batches}"] > means[f"DP-SGD, {batches}"]
+    means = {(row["epsilon"], row["method"]): row["mean"] for row in result["rows"]}
+    for epsilon in (8.0, 1.0):
+        fixed = means[epsilon, "planner's choice, fixed batches"]
+        assert fixed > means[epsilon, "DP-SGD, fixed batches"]
+    assert means[8.0, "planner's choice"] > means[8.0, "DP-SGD, Poisson"]
+
+
+def test_the_readme_shows_the_accuracies_on_cifar10():
+    root = EXAMPLES.parent
+    script = root / "benchmarks" / "cifar_headline_table.py"
+    spec = importlib.util.spec_from_file_location("cifar_headline_table", script)
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    result = json.loads((root / "benchmarks" / "cifar-headline.json").read_text())
+    assert tables.accuracies(result) in (root / "README.md").read_text()
+    assert all(len(row["runs"]) == 5 for row in result["rows"])
 
 
 def test_the_five_lines_of_the_readme_run():

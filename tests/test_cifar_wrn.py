@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import sys
 from dataclasses import replace
@@ -162,8 +163,8 @@ def test_a_rate_tuned_in_the_shortest_recipe_goes_over_to_a_longer_one(folder):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_that_is_interrupted_goes_on_and_is_in_the_table(folder, capsys):
-    cifar_wrn.main(["run", *SMOKE, "--rate", "8", "--minutes", "0.002"])
-    assert "step 1/8" in capsys.readouterr().out
+    cifar_wrn.main(["run", *SMOKE, "--rate", "8", "--minutes", "0.0005"])
+    assert re.search("step [1-7]/8", capsys.readouterr().out)  # by the speed of the machine
     cifar_wrn.main(["run", *SMOKE, "--rate", "8"])
     assert "dp-sgd-8-3 rate 8 test" in capsys.readouterr().out
     cifar_wrn.main(["table", "--json", str(folder / "table.json")])

@@ -295,3 +295,13 @@ def test_spent_grows_with_the_steps():
     spent = [c.spent(steps) for steps in (0, 1, 9, 10, 11, 25, 39, 40)]
     assert spent == sorted(spent)
     assert 0.0 < spent[1] < spent[3] < spent[5] < spent[-1] == 2.0
+
+
+def test_the_worse_of_both_directions_counts():
+    """Of the pairs here removing is the worse one, so that they are exchanged as well."""
+    h = epoch.spacing(1.0, 5, 5)
+    found = epoch.pair(lognormal.LognormalSum(1.0, 5, 5), h)
+    exchanged = epoch.Pair(found.add, found.remove)
+    delta = composed.delta([(found, 3)], h, 1.0)
+    assert composed.delta([(exchanged, 3)], h, 1.0) == delta
+    assert composed.delta([(epoch.Pair(found.add, found.add), 3)], h, 1.0) < delta

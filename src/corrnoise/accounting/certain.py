@@ -22,8 +22,8 @@ Bound = Callable[[float, float], float]
 _TOLERANCE = 1e-4
 # How often a search looks for a better bound; one whose δ is less by this factor is better.
 _ROUNDS, _BETTER = 4, 0.98
-# How often a curve evaluates a bound for a price, and the relative width that is narrow enough.
-_EVALUATIONS, _NEAR = 12, 0.01
+# The relative width that is narrow enough for a price of a curve.
+_NEAR = 0.01
 # The least ε that a curve looks for, relative to that of the mechanism without amplification.
 _LEAST = 1e-6
 
@@ -136,37 +136,11 @@ class Curve:
         if plain == 0.0:
             return 0.0
 
-        def excess(epsilon: float) -> float:
-            least = min(bound(self._sigma, epsilon) for bound in bounds)
-            return math.log(max(least, 1e-320) / delta)
+        def price(epsilon: float) -> float:
+            return min(bound(self._sigma, epsilon) for bound in bounds)
 
-        at, factor = min(last * math.sqrt(num_steps / steps), plain), 1.0 + 2.0 * _NEAR
-        found = excess(at)
-        # A bracket: not private by this bound at ``low``, private at ``high``.
-        low, high, below, above = at, at, found, found
-        while above > 0.0:
-            low, below = high, above
-            if high >= plain:
-                return plain
-            high, factor = min(high * factor, plain), factor * factor
-            above = excess(high)
-        while below <= 0.0:
-            high, above = low, below
-            if low <= _LEAST * plain:
-                return high
-            low, factor = low / factor, factor * factor
-            below = excess(low)
-        # The secant in log ε, halved where it is slow.
-        for turn in range(_EVALUATIONS):
-            if high - low <= _NEAR * high:
-                break
-            part = below / (below - above) if turn % 3 < 2 else 0.5
-            at = low * (high / low) ** min(max(part, 0.05), 0.95)
-            found = excess(at)
-            low, high, below, above = (
-                (at, high, found, above) if found > 0.0 else (low, at, below, found)
-            )
-        return high
+        at = min(last * math.sqrt(num_steps / steps), plain)
+        return roots.least(price, delta, (_LEAST * plain, plain), _NEAR, at)
 
 
 def _search(

@@ -16,12 +16,11 @@ mass of every composition with an infinite loss, and a bound on the rounding err
 from __future__ import annotations
 
 import math
-import sys
 from functools import lru_cache
 
 import numpy as np
 
-from corrnoise.accounting import convolution, epoch, gaussian
+from corrnoise.accounting import convolution, epoch, gaussian, roots
 from corrnoise.accounting.convolution import Array
 from corrnoise.accounting.epoch import Losses
 from corrnoise.accounting.lognormal import LognormalSum
@@ -76,29 +75,25 @@ def noise(num_bins: int, num_steps: int, epsilon: float, delta: float) -> float:
     >>> round(noise(5, 20, 1.0, 1e-5), 2), round(gaussian.noise_multiplier(1.0, 1e-5, 2.0), 2)
     (3.41, 7.46)
     """
-    from scipy.optimize import brentq  # deferred, like all of SciPy, for a quick import
-
     high = gaussian.noise_multiplier(epsilon, delta, math.sqrt(-(-num_steps // num_bins)))
-
-    def excess(log_sigma: float) -> float:
-        found = delta_bound(math.exp(log_sigma), num_bins, num_steps, epsilon)
-        return math.log(max(found, sys.float_info.min) / delta)
-
-    def private(sigma: float) -> bool:
-        return delta_bound(sigma, num_bins, num_steps, epsilon) <= delta
-
     if num_bins == 1:
         return high
-    low = high / 2.0
-    while private(low):
-        high, low = low, low / 2.0
-    root = brentq(excess, math.log(low), math.log(high), xtol=_TOLERANCE, rtol=_TOLERANCE)
-    found = math.exp(float(root))
-    while found < high:
-        if private(found):
-            return found
-        found *= 1.0 + _TOLERANCE
-    return high
+
+    def price(sigma: float) -> float:
+        return delta_bound(sigma, num_bins, num_steps, epsilon)
+
+    near = central_limit(1.0 / num_bins, num_steps, epsilon, delta)
+    return roots.least(price, delta, (1e-3 * high, high), _TOLERANCE, min(near, high))
+
+
+def central_limit(probability: float, count: int, epsilon: float, delta: float) -> float:
+    """A guess of the noise: T steps at rate q are about μ-GDP, μ² = q²T(e^{1/σ²} - 1).
+
+    >>> round(central_limit(0.2, 20, 1.0, 1e-5), 1)
+    3.4
+    """
+    ratio = gaussian.mu(epsilon, delta) / probability / math.sqrt(count)
+    return 1.0 / math.sqrt(math.log1p(ratio**2))
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,28 +30,31 @@ _SHORT = GROUP
 _MOST_ROWS = 1 << 23
 
 
-def add_noise(
-    values: Array,
-    secret: Array,
-    weights: Array,
-    step: Array,
-    *,
-    offset: int,
-    divisor: float,
-    stream: int,
-    rounds: int,
-) -> Array:
-    """(values + noise)/divisor for a leaf that begins at ``offset`` in the flat vector.
+class Place(NamedTuple):
+    """The place of a leaf, and what else is known before the program runs.
+
+    Attributes:
+        offset: of its first element in the flat vector.
+        divisor: of the sum.
+        stream: the id.
+        rounds: of ChaCha.
+    """
+
+    offset: int
+    divisor: float
+    stream: int
+    rounds: int
+
+
+def add_noise(values: Array, secret: Array, weights: Array, step: Array, place: Place) -> Array:
+    """(values + noise)/divisor for a leaf.
 
     Args:
         values: the leaf.
         secret: the 8 words of the subkey.
         weights: of z[step], z[step - 1], …, times the scale.
         step: uint32.
-        offset: of the first element.
-        divisor: of the sum.
-        stream: the id.
-        rounds: of ChaCha.
+        place: where the leaf is, and how noise is made.
     """
     if not values.size:
         return values
@@ -60,13 +63,13 @@ def add_noise(
     def add(values: Array, secret: Array, weights: Array, step: Array) -> Array:
         typed = jax.typeof(values).sharding
         if AxisType.Explicit in getattr(typed.mesh, "axis_types", ()):
-            make = _local(typed.mesh, typed.spec, values.shape, offset, divisor, stream, rounds)
+            make = _local(typed.mesh, typed.spec, values.shape, place)
             every = PartitionSpec()
             return jax.shard_map(
                 make, in_specs=(typed.spec, every, every, every), out_specs=typed.spec,
                 mesh=typed.mesh, check_vma=False,
             )(values, secret, weights, step)  # fmt: skip
-        return _add(values, secret, weights, step, offset, divisor, stream, rounds)
+        return _add(values, secret, weights, step, place)
 
     @add.def_vmap
     def _(size: int, batched: list[bool], *arguments: Array) -> tuple[Array, bool]:
@@ -85,47 +88,28 @@ def add_noise(
     return add(values, secret, weights, step)
 
 
-@partial(custom_partitioning, static_argnums=(4, 5, 6, 7))
-def _add(
-    values: Array,
-    secret: Array,
-    weights: Array,
-    step: Array,
-    offset: int,
-    divisor: float,
-    stream: int,
-    rounds: int,
-) -> Array:
-    source = Source(secret, weights, step, stream, rounds)
-    return _add_local(values, values.shape, [0] * values.ndim, offset, source, divisor)
+@partial(custom_partitioning, static_argnums=(4,))
+def _add(values: Array, secret: Array, weights: Array, step: Array, place: Place) -> Array:
+    source = Source(secret, weights, step, place.stream, place.rounds)
+    return _add_local(values, values.shape, [0] * values.ndim, place.offset, source, place.divisor)
 
 
-def _partition(
-    offset: int, divisor: float, stream: int, rounds: int, mesh: Any, given: Any, result: Any
-) -> Any:
+def _partition(place: Place, mesh: Any, given: Any, result: Any) -> Any:
     del result
     mesh, spec = given[0].sharding.mesh, given[0].sharding.spec
     shards, every = NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec())
-    lowered = _local(mesh, spec, given[0].shape, offset, divisor, stream, rounds)
+    lowered = _local(mesh, spec, given[0].shape, place)
     return mesh, lowered, shards, (shards, every, every, every)
 
 
-def _local(
-    mesh: Any,
-    spec: Any,
-    whole: Sequence[int],
-    offset: int,
-    divisor: float,
-    stream: int,
-    rounds: int,
-) -> Callable[..., Array]:
+def _local(mesh: Any, spec: Any, whole: Sequence[int], place: Place) -> Callable[..., Array]:
     """What each device does, as a function of its shard."""
     axes = [_names(part) for part in (*spec, *(None,) * (len(whole) - len(spec)))]
 
     def add(values: Array, secret: Array, weights: Array, step: Array) -> Array:
         at = [_position(names, mesh) for names in axes]
-        source = Source(secret, weights, step, stream, rounds)
-        return _add_local(values, whole, at, offset, source, divisor)
+        source = Source(secret, weights, step, place.stream, place.rounds)
+        return _add_local(values, whole, at, place.offset, source, place.divisor)
 
     return add
 
@@ -136,8 +120,8 @@ def _infer(*arguments: Any) -> Any:
 
 def _rule(*arguments: Any) -> str:
     rank = len(arguments[-2][0].shape)
-    leaf = " ".join(f"i{k}" for k in range(rank))
-    return f"{leaf}, k, w, -> {leaf}"
+    axes = " ".join(f"i{k}" for k in range(rank))
+    return f"{axes}, k, w, -> {axes}"
 
 
 _add.def_partition(partition=_partition, infer_sharding_from_operands=_infer, sharding_rule=_rule)

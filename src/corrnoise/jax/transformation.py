@@ -14,7 +14,7 @@ import optax
 from jax.core import Tracer
 
 from corrnoise import _checks as checks
-from corrnoise.jax.placement import add_noise
+from corrnoise.jax.placement import Place, add_noise
 from corrnoise.mechanisms import Mechanism
 from corrnoise.noise import Key, NoiseStream
 from corrnoise.noise.backends.targets import check_scale
@@ -108,7 +108,6 @@ def correlated_noise(
     weights = _weights(mechanism, size)
     own = _words(source)
     n = mechanism.num_steps
-    add = partial(add_noise, divisor=float(by), stream=source.stream, rounds=source.rounds)
 
     def init(params: Tree) -> Any:
         return NoiseState(jnp.zeros((), jnp.int32), _layout(params))
@@ -133,7 +132,8 @@ def correlated_noise(
         step = jnp.clip(state.step, 0, n - 1).astype(jnp.uint32)
         noisy, offset = list[Array](), 0
         for leaf in leaves:
-            noisy.append(add(leaf, words, row, step, offset=offset))
+            place = Place(offset, float(by), source.stream, source.rounds)
+            noisy.append(add_noise(leaf, words, row, step, place))
             offset += leaf.size
         after = jnp.where(inside, state.step + 1, n).astype(jnp.int32)
         return jax.tree.unflatten(structure, noisy), NoiseState(after, layout)

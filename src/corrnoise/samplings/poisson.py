@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise import _extras
-from corrnoise.accounting import gaussian, poisson
+from corrnoise.accounting import composed, poisson
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
 from corrnoise.participation import Participation
 from corrnoise.samplings.batches import Batches, Indices, random_words
 from corrnoise.samplings.calibration import Calibration
-from corrnoise.samplings.sampling import Array, Sampling, require
+from corrnoise.samplings.sampling import Array, Sampling, by_step, require
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,8 @@ class CyclicPoisson(Sampling):
     def _near(
         self, mechanism: Mechanism, participation: Participation, epsilon: float, delta: float
     ) -> float:
-        """By the central limit theorem: T steps at rate q are μ-GDP, μ² = q²T(e^{1/σ²} - 1)."""
-        p, b, n = mechanism.strategy_bands, participation.min_sep, participation.num_steps
-        ratio = gaussian.mu(epsilon, delta) / (p / b) / math.sqrt(-(-n // p))
-        return mechanism.column_norm / math.sqrt(math.log1p(ratio**2))
+        q, sigma, count = _steps(mechanism, participation, 1.0, participation.num_steps)
+        return composed.central_limit(q, count, epsilon, delta) / sigma
 
     def event(self, calibration: Calibration) -> Any:
         """The run as composed Poisson-sampled Gaussian events."""
@@ -98,12 +96,11 @@ class CyclicPoisson(Sampling):
         """Independent steps in a group, and the mean over the groups.
 
         Columns of C of one group do not overlap, so that their steps are independent given the
-        group. The inner products of others, which a fitted ``precision`` may have, are left out.
+        group.
         """
         b, p = participation.min_sep, mechanism.strategy_bands
         q, n = p / b, participation.num_steps
-        # The log-likelihood ratio of each step being taken.
-        steps = precision @ outputs - 0.5 * np.diag(precision)[:, None]
+        steps = by_step(precision, outputs)
         if q < 1.0:
             steps = np.logaddexp(math.log1p(-q), math.log(q) + steps)
         groups = np.stack([steps[group:n:p].sum(axis=0) for group in range(p)])

@@ -16,7 +16,7 @@ from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
 from corrnoise.participation import Participation
 from corrnoise.samplings.batches import Batches, Indices, random_words
-from corrnoise.samplings.sampling import Array, Sampling
+from corrnoise.samplings.sampling import Array, Sampling, by_step
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,9 @@ class RandomAllocation(Sampling):
         taken: npt.NDArray[np.bool_],
         means: Array | None = None,
     ) -> Array:
-        """Independent epochs, and in each the mean over its b steps; those beyond the end are 1.
-
-        Steps are independent. The inner products of others, which a fitted ``precision`` may have,
-        are left out.
-        """
+        """Independent epochs, and in each the mean over its b steps; those beyond the end are 1."""
         n, b = participation.num_steps, participation.min_sep
-        steps = precision @ outputs - 0.5 * np.diag(precision)[:, None]
+        steps = by_step(precision, outputs)
         whole = np.zeros((-(-n // b) * b, steps.shape[1]))
         whole[:n] = steps
         epochs = whole.reshape(-1, b, steps.shape[1])

@@ -352,6 +352,14 @@ def delta_rounded_up(delta: float) -> float:
     return min(max(delta * (1.0 + _ROUNDING), sys.float_info.min), 1.0)
 
 
+def by_step(precision: Array, outputs: Array) -> Array:
+    """The log-likelihood ratio of each step that takes the example, n × m, steps alone.
+
+    The inner products of different steps, which a fitted ``precision`` may have, are left out.
+    """
+    return precision @ outputs - 0.5 * np.diag(precision)[:, None]
+
+
 def by_batch(
     participation: Participation, precision: Array, outputs: Array, means: Array | None
 ) -> Array:

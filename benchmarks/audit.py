@@ -85,8 +85,9 @@ def summary(result: dict) -> str:
     """What the runs show, in two sentences."""
     rows = result["rows"]
     above = sum(row["lower_bound"] > row["claim"] for row in rows)
+    on = f" on {result['device']}" if result.get("device") else ""
     return (
-        f"{len(rows)} runs of the engine, {result['canaries']:,} canaries each, "
+        f"{len(rows)} runs of the engine{on}, {result['canaries']:,} canaries each, "
         f"{result['num_steps']} steps in epochs of {result['min_sep']}, δ = {result['delta']:g}, "
         f"confidence {result['confidence']:g}, every run with its own seed: "
         f"**{above} bounds are above their claim**. The lower bounds of ε, least to largest of "
@@ -110,7 +111,8 @@ def table(result: dict) -> str:
                 for row in result["rows"]
                 if (row["sampling"], row["family"], row["claim"]) == (sampling, family, claim)
             ]
-            cells.append(f"{min(found):.2f} to {max(found):.2f}" if found else "")
+            bounds = dict.fromkeys(f"{end(found):.2f}" for end in (min, max) if found)
+            cells.append(" to ".join(bounds))
         lines.append(f"| {sampling} | {family} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -53,8 +53,8 @@ def costs(found: dict[str, Any]) -> str:
     rows: list[list[str]] = []
     for row in found["rows"]:
         cost, alone = row["cost"], row["cost"]["alone"]
-        memory = row["runs"][0]["gibibytes"] if alone is None else alone["gibibytes"]
         seconds = "" if alone is None else f"{alone['milliseconds'] * row['steps'] / 1e3:.1f}"
+        memory = "" if alone is None else f"{alone['gibibytes']:.2f}"
         rows.append(
             [
                 f"{row['epsilon']:g}",
@@ -66,7 +66,7 @@ def costs(found: dict[str, Any]) -> str:
                 f"{row['runs'][0]['learning_rate']:.2g} ({row['multiple']:g}x)",
                 row["weights"],
                 seconds,
-                "" if memory is None else f"{memory:.2f}",
+                memory,
                 str(cost["vectors_stored"]),
                 f"{cost['draws_per_step']:g}",
             ]
@@ -89,8 +89,8 @@ def about(found: dict[str, Any]) -> str:
         f"{fewest} seeds on the test set. Rate and weights (the last ones, or the average of the "
         f"last tenth) were chosen for every method alike on {size['held_out']:,} held-out training "
         "images with another seed; this search is not part of ε. Rates are multiples of "
-        "`training.default_rate`; GPU time is that of a run alone on the GPU, memory is without "
-        f"the images. {machines}, torch {versions}, {when}."
+        "`training.default_rate`; GPU time and memory are those of a run alone on the GPU, memory "
+        f"without the images. {machines}, torch {versions}, {when}."
     )
 
 

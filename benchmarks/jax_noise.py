@@ -1,6 +1,6 @@
 """Time and memory of the noise in JAX beside a plain copy and, on a CUDA device, our own kernel.
 
-    python benchmarks/jax_noise.py --size 28 --bands 1 4 16 [--variant usual rolled ...]
+    python benchmarks/jax_noise.py --size 28 --bands 1 4 16 [--variant four-warps rolled ...]
 
 It prints JSON: for each number of bands the milliseconds of one update, their ratio to a copy and
 to the kernel for torch, the bytes of temporary memory, the seconds of compilation, and the largest
@@ -32,11 +32,11 @@ from corrnoise.jax import correlated_noise, pallas_kernel, secret_words
 
 KEY = cn.noise.Key.from_bytes(bytes(range(32)))
 VARIANTS = {
-    "usual": pallas_kernel.DEFAULT,
-    "rolled": pallas_kernel.Layout(unroll=1),
-    "unrolled": pallas_kernel.Layout(unroll=9),
+    "four-warps": pallas_kernel.DEFAULT,
     "two-warps": pallas_kernel.Layout(lanes=64, warps=2),
-    "four-warps": pallas_kernel.Layout(lanes=128, warps=4),
+    "one-warp": pallas_kernel.Layout(lanes=32, warps=1),
+    "rolled": pallas_kernel.Layout(lanes=32, warps=1, unroll=1),
+    "unrolled": pallas_kernel.Layout(lanes=32, warps=1, unroll=9),
 }
 CALLS = 10  # in a row, so that launches overlap; the device is waited for once
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=28, help="log2 of the number of parameters")
     parser.add_argument("--bands", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=["usual"])
+    parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=["four-warps"])
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
     size = 1 << given.size

@@ -16,13 +16,13 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "papers" / "back_to_square_roots" / "figures"
 BENCHMARKS = ROOT / "benchmarks"
 STORM = ROOT / "benchmarks" / "storm.json"
-AUDIT = ROOT / "benchmarks" / "audit.json"
 _HELP = re.compile(r"<!-- help:(?P<command>[a-z ]*) -->")
 # Benchmarks with a file NAME_table.py, and their results.
 _TABLES = {
     "rounding": "rounding.json",
     "imdb": "imdb-adamw.json",
     "cifar_headline": "cifar-headline.json",
+    "jax_noise": "jax-noise.json",
 }
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 
@@ -72,10 +72,9 @@ def measured(name: str, file: str) -> str:
 def audits() -> str:
     """The table of claims and lower bounds that benchmarks/audit.py has measured."""
     script = _of_benchmarks("audit")
-    result = json.loads(AUDIT.read_text(encoding="utf-8"))
-    large = json.loads(AUDIT.with_name("audit-large.json").read_text(encoding="utf-8"))
-    parts = (f"{script.summary(found)}\n\n{script.table(found)}" for found in (result, large))
-    return "\n\n".join(parts)
+    files = ("audit.json", "audit-large.json", "audit-cuda.json")
+    results = [json.loads((BENCHMARKS / file).read_text(encoding="utf-8")) for file in files]
+    return "\n\n".join(f"{script.summary(found)}\n\n{script.table(found)}" for found in results)
 
 
 def storm_counts() -> str:

@@ -40,8 +40,8 @@ class Layout:
             3 times as long to compile.
     """
 
-    lanes: int = 32
-    warps: int = 1
+    lanes: int = 128
+    warps: int = 4
     unroll: int = 3
 
 

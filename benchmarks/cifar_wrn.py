@@ -25,14 +25,14 @@ import itertools
 import json
 import math
 import os
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from corrnoise import _files, _tables
+from cifar_wrn_table import table
+from corrnoise import _files
 from wrn_settings import (
     DELTA,
     HELD_OUT,
@@ -49,17 +49,17 @@ from wrn_training import AVERAGES, train
 EPSILONS, MINUTES = (8.0, 4.0, 2.0, 1.0), (3, 10, 30)
 # Rate times number of steps: the way that clipped gradients of norm 1 could move the weights. That
 # of De et al. at ε = 8 is 4·2,500. Multiples are tried in this order; the first is the default.
-WAY, MULTIPLES = 10_000.0, (1.0, 0.5, 2.0)
-# For about 75,000 views a second. What equal gradients move over what the noise moves is, at the
+WAY, MULTIPLES = 5_000.0, (1.0, 0.5, 2.0)
+# For about 70,000 views a second. What equal gradients move over what the noise moves is, at the
 # last step of correlated noise, that of full batches for any batch and number of epochs, so that
 # these recipes take many small steps. For independent noise it grows with both up to about the
 # same, so that these take large batches. It is largest with a constant rate; cosine loses 18 %.
 RECIPES = {
     ("planner", 3): Recipe(1024, 8, 32, momentum=0.9),
-    ("planner", 10): Recipe(1024, 16, 56, momentum=0.9),
+    ("planner", 10): Recipe(1024, 16, 48, momentum=0.9),
     ("planner", 30): Recipe(2048, 16, 168, momentum=0.9),
     ("dp-sgd", 3): Recipe(4096, 8, 32),
-    ("dp-sgd", 10): Recipe(4096, 16, 56),
+    ("dp-sgd", 10): Recipe(4096, 16, 48),
     ("dp-sgd", 30): Recipe(4096, 16, 168),
 }
 SMOKE = Recipe(16, 2, 2)
@@ -105,37 +105,17 @@ def chosen(runs: Sequence[Run], rate: float | None, average: str | None) -> list
     return found
 
 
-def table(found: dict[str, Any]) -> str:
-    rows: list[list[str]] = []
-    for row in found["rows"]:
-        accuracies = [each["accuracy"] for each in row]
-        shown = f"{statistics.mean(accuracies):.1f}"
-        if len(row) > 1:
-            shown += f" ± {statistics.stdev(accuracies) / len(row) ** 0.5:.1f}"
-        first, recipe = row[0], row[0]["recipe"]
-        rows.append(
-            [
-                f"{first['epsilon']:g}", first["method"],
-                f"{statistics.mean(each['gpu_minutes'] for each in row):.1f}", f"{shown} %",
-                f"{statistics.mean(each['plain_accuracy'] for each in row):.1f} %",
-                f"{first['mechanism']}, {first['sampling']}",
-                f"{recipe['batch']}", f"{recipe['views']}", f"{recipe['epochs']}",
-                f"{first['rate']:g}", first["average"], str(len(row)),
-            ]
-        )  # fmt: skip
-    columns = (
-        "ε", "method", "GPU minutes", "averaged weights", "last weights", "mechanism",
-        "batch", "views", "epochs", "rate", "average", "seeds",
-    )  # fmt: skip
-    return _tables.markdown(columns, rows)
-
-
 def results() -> list[list[dict[str, Any]]]:
     """What is finished, the seeds of one setting together."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(cache().glob("wrn-*-seed*/result.json")):
         groups.setdefault(path.parent.name.rpartition("-")[0], []).append(result_of(path.parent))
     return sorted(groups.values(), key=lambda row: (-row[0]["epsilon"], row[0]["minutes"]))
+
+
+def tried() -> list[dict[str, Any]]:
+    """What was tried on held-out pictures."""
+    return [result_of(path.parent) for path in sorted(cache().glob("wrn-*-tune/result.json"))]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -194,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         wrn_probe.check() if given.command == "check" else wrn_probe.probe(given.minutes)
     elif given.command == "table":
-        found = {"delta": DELTA, "rows": results()}
+        found = {"delta": DELTA, "rows": results(), "tried": tried()}
         print(table(found))
         if given.json:
             _files.write(given.json, json.dumps(found, indent=1) + "\n")

@@ -22,6 +22,7 @@ _TABLES = {
     "rounding": "rounding.json",
     "imdb": "imdb-adamw.json",
     "cifar_headline": "cifar-headline.json",
+    "cifar_wrn": "cifar-wrn.json",
     "jax_noise": "jax-noise.json",
 }
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")

@@ -200,9 +200,10 @@ def test_a_run_may_not_change_its_mode(tmp_path):
         ({}, {"mechanism": "blt", "num_bands": 2}, "banded C⁻¹"),
         ({}, {"mechanism": "band_mf"}, "banded C⁻¹"),
         ({"memory": 3}, {}, "regenerated, got memory=3"),
+        ({}, {"max_grad_norm": 1e-31}, "clip norm in"),
         ({}, {"mechanism": "dp_sgd", "noise_generator": torch.Generator()}, "noise_generator"),
     ],
-    ids=["one_pass", "ghost", "blt", "band_mf", "memory", "generator"],
+    ids=["one_pass", "ghost", "blt", "band_mf", "memory", "clip", "generator"],
 )
 def test_what_is_not_covered_is_refused(engine_options, options, words):
     with pytest.raises(ValueError, match=f"secure_mode needs.*{words}"):
@@ -270,7 +271,7 @@ def test_the_statement_says_what_is_exact_and_what_is_assumed():
     assert found.exact_release
     assert found.truncation is None
     assert "rounded toward zero and summed as integers" in text
-    assert "within 2^-44" in " ".join(text.split())
+    assert "tangent within a relative 2^-44" in " ".join(text.split())
     assert "arithmetic without rounding" not in text
     assert type(found).from_dict(found.to_dict()) == found
     plain = PrivacyEngine(key=KEY)

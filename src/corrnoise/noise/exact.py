@@ -35,7 +35,7 @@ from corrnoise.noise.generator.stream import LARGEST_WORD, NoiseStream, tiles
 
 GRID_BITS = 8  # γ is a power of two, below 2^-8 of the scale or equal to it
 
-_TILE = 1 << 15  # indices at a time: the arrays of a thread stay in cache
+_TILE = 1 << 14  # indices at a time: the arrays of a thread stay in cache
 _SHARE = 1 << 18  # the fewest indices for a thread
 _SMALLEST_SCALE = 2.0**-100
 _MOST_LEVELS = 1 << 10  # an entry that these leave undecided has probability 2^-60000
@@ -121,8 +121,9 @@ class ExactNoise:
                 "noise is a recursion; use dp_sgd, bisr, bifr, band_inv_mf or lambda_cgd"
             )
         checks.integer("num_steps", mechanism.num_steps, 1, LARGEST_WORD, "steps are 32-bit")
-        self._stream = NoiseStream(Key.generate() if key is None else key, stream, rounds)
-        self._secret = reals.secret(self.key, 0)
+        key = Key.generate() if key is None else key
+        self._stream = NoiseStream(key, stream, rounds, purpose=reals.purpose(0))
+        self._words: dict[str, Any] = {}  # the stream on each torch device that was used
         self._filter = Filter.of(mechanism)
         last = mechanism.num_steps - 1
         if not np.array_equal(self._filter.weights(last), mechanism.noising_row(last)):
@@ -165,18 +166,15 @@ class ExactNoise:
         """Round flat tensors by torch, on the device where they are; nothing is checked."""
         from corrnoise.noise.backends import torch_exact
 
+        device = tensors[0].device
+        if str(device) not in self._words:
+            self._words[str(device)] = torch_exact.Words(self._stream, device)
         torch_exact.round_(
             tensors,
             layout,
+            release,
+            self._words[str(device)],
             lambda value, index: self.nearest(value, index, release),
-            key=self._secret,
-            stream=self._stream.stream,
-            rounds=self._stream.rounds,
-            oldest=release.oldest,
-            weights=release.weights,
-            grid=release.grid,
-            ratio=release.ratio,
-            room=release.room,
         )
 
     def release(self, step: int, scale: float) -> Release:
@@ -284,12 +282,12 @@ class ExactNoise:
         first = low - low % INDICES
         blocks = -(-(low + values.size - first) // INDICES)
         words = np.empty(16 * blocks, dtype=np.uint32)
-        noise, z = np.zeros(INDICES * blocks), np.empty(INDICES * blocks)
+        total, z = np.zeros((INDICES, blocks)), np.empty((INDICES, blocks))
         with np.errstate(invalid="ignore"):  # NaN marks what is undecided
             for t, weight in enumerate(release.weights):
                 keystream.fill(
                     words,
-                    self._secret,
+                    self._stream.secret,
                     stream=self._stream.stream,
                     step=release.oldest + t,
                     block=first // INDICES,
@@ -297,8 +295,8 @@ class ExactNoise:
                 )
                 reals.approximate(words, z)
                 np.multiply(z, weight, out=z)
-                np.add(noise, z, out=noise)
-            noise = noise[low - first : low - first + values.size]
+                np.add(total, z, out=total)
+            noise = total.T.reshape(-1)[low - first : low - first + values.size]
             noise *= release.ratio
             noise += values / release.grid
             rounded = np.rint(noise)

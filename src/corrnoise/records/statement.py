@@ -192,8 +192,8 @@ class Statement:
         exact = "arithmetic without rounding"
         if self.exact_release:
             exact = (
-                "logarithm, root, sine and cosine within 2^-44, gradients of an example that do "
-                "not depend on the others in its physical batch"
+                "a float64 logarithm, root and tangent within a relative 2^-44, gradients of an "
+                "example that do not depend on the others in its physical batch"
             )
         elif self.truncation is None:
             exact += " and untruncated normals"

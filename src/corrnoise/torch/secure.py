@@ -17,6 +17,8 @@ from corrnoise.torch.without_noise import is_private
 
 MODES = ("hooks", "functorch", "ew")  # that store the gradient of each example
 
+_LEAST = 2.0**-100  # clip norm: all products are far from the ends of float64
+
 
 def check(
     plan: Plan, params: Sequence[nn.Parameter], processes: Processes, options: Options
@@ -41,6 +43,8 @@ def check(
         )
     elif processes.distributed:
         reason = f"one process, got {processes.world_size}; train in one"
+    elif not _LEAST <= options.clip_norm <= 1.0 / _LEAST:
+        reason = f"a clip norm in [2^-100, 2^100], got {options.clip_norm:g}; scale the loss"
     elif len(devices) > 1:
         reason = f"one device, got {', '.join(devices)}; move the model"
     elif options.noise_generator is not None:

@@ -10,8 +10,8 @@ each first. With j = i mod 8 and q = j mod 4, all levels together are the binary
 With random bits u and θ are uniform real numbers, and z is normal: not truncated, not discrete.
 
 ``approximate`` has z within ``ERROR`` in float64, from level 0 alone. It rests on one assumption,
-that logarithm and root have a relative error of at most ``LIBRARY``, sine and cosine an absolute
-one: 256 times what libraries document. ``enclosed`` has z to any precision, from as many levels as
+that logarithm, root and tangent have a relative error of at most ``LIBRARY``, 64 times what
+libraries document, or more. ``enclosed`` has z to any precision, from as many levels as
 are asked for; its logarithm and root are those of Python's ``decimal``, which are correctly
 rounded. ``docs/proofs/floating-point.md`` derives both bounds.
 """
@@ -39,40 +39,46 @@ LIBRARY = 2.0**-44
 ERROR = 2.0**-37
 # A pair with u below 2^-29, or not below 1 - 2^-29, is not approximated: it is left undecided.
 OPEN_BITS = 29
-TURN = 2.0 * math.pi * 2.0**-LEVEL_BITS
+HALF_TURN = math.pi * 2.0**-LEVEL_BITS
 
 _OPEN = np.uint64(1 << (LEVEL_BITS - OPEN_BITS))
 _LARGEST = 6.36  # of an approximated normal: √(58 ln 2) = 6.341
 
 
-def secret(key: Key, level: int) -> bytes:
-    """The subkey of a level. No other use of a key has a purpose of this name."""
-    return key.subkey(f"exact noise {level}")
+def purpose(level: int) -> str:
+    """The name of a level's subkey, which no other use of a key has."""
+    return f"exact noise {level}"
 
 
 def approximate(words: Words, out: Reals) -> None:
     """The normals of whole blocks within ``ERROR``, or NaN where level 0 says too little.
 
+    Sine and cosine of φ = 2πθ come from t = tan φ/2: cos φ = (1 - t²)/(1 + t²) and
+    sin φ = 2t/(1 + t²). One function, and a relative error of it is an absolute one of both.
+
     Args:
         words: the keystream of level 0, 16 words for each block.
-        out: 8 numbers for each block.
+        out: shape (8, blocks): row j has the normals with i mod 8 = j.
     """
-    bits = words.astype("<u4", copy=False).view("<u8").reshape(-1, 8)
-    result = out.reshape(-1, 8)
-    u = bits[:, :4].astype(np.float64)
-    np.multiply(u, 2.0**-LEVEL_BITS, out=u)
-    shifted = bits[:, :4] + _OPEN  # modulo 2^64: both ends of [0, 1) come to lie at 0
+    bits = np.ascontiguousarray(words.astype("<u4", copy=False).view("<u8").reshape(-1, 8).T)
+    radius = bits[:4].astype(np.float64)
+    np.multiply(radius, 2.0**-LEVEL_BITS, out=radius)
+    shifted = bits[:4] + _OPEN  # modulo 2^64: both ends of [0, 1) come to lie at 0
     if shifted.min() < 2 * _OPEN:
-        u[shifted < 2 * _OPEN] = np.nan
-    np.log(u, out=u)
-    np.multiply(u, -2.0, out=u)
-    np.sqrt(u, out=u)
-    angle = bits[:, 4:].view("<i8").astype(np.float64)
-    np.multiply(angle, TURN, out=angle)
-    np.cos(angle, out=result[:, :4])
-    np.sin(angle, out=result[:, 4:])
-    np.multiply(result[:, :4], u, out=result[:, :4])
-    np.multiply(result[:, 4:], u, out=result[:, 4:])
+        radius[shifted < 2 * _OPEN] = np.nan
+    np.log(radius, out=radius)
+    np.multiply(radius, -2.0, out=radius)
+    np.sqrt(radius, out=radius)
+    cos, sin = out[:4], out[4:]
+    np.copyto(sin, bits[4:].view("<i8"), casting="same_kind")
+    np.multiply(sin, HALF_TURN, out=sin)
+    np.tan(sin, out=sin)
+    np.multiply(sin, sin, out=cos)
+    np.divide(radius, 1.0 + cos, out=radius)
+    np.subtract(1.0, cos, out=cos)
+    np.multiply(cos, radius, out=cos)
+    np.multiply(sin, 2.0, out=sin)
+    np.multiply(sin, radius, out=sin)
 
 
 def sum_error(weights: Sequence[float]) -> float:
@@ -95,7 +101,7 @@ def digits(
     for level in range(levels):
         keystream.fill(
             block,
-            secret(key, level),
+            key.subkey(purpose(level)),
             stream=stream,
             step=step,
             block=index // INDICES,

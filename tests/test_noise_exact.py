@@ -168,6 +168,20 @@ def test_the_slow_path_decides_as_float64_does(bands):
     assert fast == slow
 
 
+def test_sums_that_float64_can_hardly_add_to_are_released_exactly():
+    """At 2^45 to 2^53 units the sum itself is rounded by a large part of a unit, or by more."""
+    torch = pytest.importorskip("torch")
+    noise = exact(1)
+    release = noise.release(8, 1.0)
+    powers = np.arange(120) % 9 + 45
+    values = np.floor(2.0**powers * np.random.default_rng(8).uniform(0.5, 1, 120)) * release.grid
+    right = [float(noise.nearest(float(v), k, release)) for k, v in enumerate(values)]
+    assert released(noise, values, 8, 1.0) == right
+    tensor = torch.from_numpy(values.copy())
+    noise.round_tensors([tensor], ((0, 120),), release)
+    assert (tensor / release.grid).tolist() == right
+
+
 def test_undecided_entries_go_to_the_slow_path_alone(monkeypatch):
     noise, values = exact(), np.random.default_rng(0).normal(size=300) * 50
     before = released(noise, values, 21, 1.3)

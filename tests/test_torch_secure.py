@@ -135,20 +135,29 @@ def test_a_run_releases_exact_sums_with_exact_noise(mode, monkeypatch):
     assert torch.equal(given_, last.float() / 10)
 
 
-def test_the_sums_are_those_of_single_examples(monkeypatch):
-    """Clipped one by one, whatever comes together."""
+def gradient(net, x, y):
+    loss = torch.nn.CrossEntropyLoss()(net(x), y)
+    parts = torch.autograd.grad(loss, list(net.parameters()))
+    return torch.cat([part.reshape(-1) for part in parts])[None]
+
+
+def test_the_sum_is_that_of_single_examples(monkeypatch):
+    """In every bit where they come one by one; the model rounds otherwise where they do not."""
     seen = captured(monkeypatch)
-    net, optimizer, loader = training.private(engine())
-    plain = training.model()
+    plain, total = training.model(), 0.0
+    net, optimizer, loader = training.private(engine(), max_grad_norm=0.3)
     x, y = next(iter(loader))
-    torch.nn.CrossEntropyLoss()(net(x), y).backward()
-    optimizer.step()
-    total = torch.zeros(sum(p.numel() for p in plain.parameters()), dtype=torch.float64)
     for one, label in zip(x, y, strict=True):
-        loss = torch.nn.CrossEntropyLoss()(plain(one[None]), label[None])
-        parts = torch.autograd.grad(loss, list(plain.parameters()))
-        grad = torch.cat([part.reshape(-1) for part in parts])[None]
-        total += grid_sum(grad, wide_factors([grad], 1.0), grid(1.0))
+        grad = gradient(plain, one[None], label[None])
+        total = total + grid_sum(grad, wide_factors([grad], 0.3), grid(0.3))
+    with BatchMemoryManager(
+        data_loader=loader, max_physical_batch_size=1, optimizer=optimizer
+    ) as parts:
+        training.train(net, optimizer, parts, steps=10)
+    assert torch.equal(torch.cat([part.view(-1) for part in seen[0][0]]), total)
+    seen.clear()
+    net, optimizer, loader = training.private(engine(), max_grad_norm=0.3)
+    training.train(net, optimizer, loader, steps=1)
     found = torch.cat([part.view(-1) for part in seen[0][0]])
     assert torch.allclose(found, total, rtol=0, atol=1e-5)
 

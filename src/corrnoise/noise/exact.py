@@ -5,9 +5,9 @@ The release of step t is the multiple of a public grid γ nearest to the real nu
     G + scale·(C⁻¹z)[t],        z the real normals of ``generator.reals``,
 
 as if it had been computed with all of its infinitely many bits. So it is a function of the
-continuous mechanism that the accountants analyse, and has its privacy: ``docs/proofs/
-floating-point.md``. Float64 decides nearly all entries, with an error bound beside it; an entry
-whose interval contains a boundary between two multiples is computed again in arbitrary precision.
+continuous mechanism that the accountants analyse, and has its privacy. Float64 decides nearly all
+entries, with an error bound beside it; an entry whose interval contains a boundary between two
+multiples is computed again in arbitrary precision. ``docs/proofs/floating-point.md`` has the proof.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ OPEN_BITS = 29
 HALF_TURN = math.pi * 2.0**-LEVEL_BITS
 
 _OPEN = np.uint64(1 << (LEVEL_BITS - OPEN_BITS))
-_LARGEST = 6.36  # of an approximated normal: √(58 ln 2) = 6.341
 
 
 def purpose(level: int) -> str:

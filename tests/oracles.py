@@ -6,6 +6,8 @@ import math
 import mpmath
 import numpy as np
 
+from corrnoise.noise.generator import chacha
+
 
 def matrix(coef):
     """The lower-triangular Toeplitz matrix with this first column, entry by entry."""
@@ -102,3 +104,32 @@ def power(A, exponent):
         total = total + term
         term = term @ N * (exponent - j) / (j + 1)
     return A[0, 0] ** exponent * total
+
+
+def real_normal(key, *, stream, step, index, levels=4):
+    """A normal of ``noise.generator.reals`` by its definition, to some 70 digits."""
+    u = theta = mpmath.mpf(0)
+    with mpmath.workdps(90):
+        for level in range(levels):
+            block = index // 8
+            tail = [[block % 2**32], [block >> 32], [step], [stream]]
+            words = chacha.blocks(key.subkey(f"exact noise {level}"), tail)[:, 0].tolist()
+            numbers = [
+                low + (high << 32) for low, high in zip(words[0::2], words[1::2], strict=True)
+            ]
+            place = mpmath.mpf(2) ** (-64 * (level + 1))
+            u += numbers[index % 4] * place
+            theta += numbers[4 + index % 4] * place
+        radius = mpmath.sqrt(-2 * mpmath.log(u))
+        angle = 2 * mpmath.pi * theta
+        return radius * (mpmath.cos(angle) if index % 8 < 4 else mpmath.sin(angle))
+
+
+def exact_release(key, weights, *, stream, step, index, value, scale, grid):
+    """The multiple of the grid nearest to value + scale·Σ w·z, as an integer."""
+    with mpmath.workdps(90):
+        noise = mpmath.mpf(0)
+        for back, weight in enumerate(reversed(list(weights))):
+            z = real_normal(key, stream=stream, step=step - back, index=index)
+            noise += mpmath.mpf(float(weight)) * z
+        return int(mpmath.nint((mpmath.mpf(value) + mpmath.mpf(scale) * noise) / mpmath.mpf(grid)))

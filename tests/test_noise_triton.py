@@ -24,10 +24,11 @@ import triton.language as tl  # noqa: E402
 
 import corrnoise as cn  # noqa: E402
 from corrnoise.noise import CorrelatedNoise, Key, NoiseStream  # noqa: E402
-from corrnoise.noise.backends import torch_targets, triton_kernel  # noqa: E402
+from corrnoise.noise.backends import torch_exact, torch_targets, triton_kernel  # noqa: E402
 from corrnoise.noise.backends.triton_backend import TritonBackend, Tuning  # noqa: E402
+from corrnoise.noise.exact import ExactNoise  # noqa: E402
 from corrnoise.noise.filtering import scheme  # noqa: E402
-from corrnoise.noise.generator import normals  # noqa: E402
+from corrnoise.noise.generator import normals, reals  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 DEVICE = "cuda:0" if CUDA else "cpu"
@@ -404,3 +405,26 @@ def test_two_cuda_streams_share_no_table() -> None:
     expected = sum(STREAM.normals(step, 0, 3000) for step in range(3))
     for grad in grads:
         assert np.allclose(grad.cpu().numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("rounds", [20, 8])
+@pytest.mark.parametrize(("block", "count"), [(0, 64), (37, 200), (2**32 - 40, 90)])
+def test_the_words_of_exact_releases_are_those_of_torch(rounds, block, count) -> None:
+    stream = NoiseStream(KEY, 7, rounds, purpose=reals.purpose(0))
+    device = torch.device(DEVICE)
+    ours = torch_exact.Words(stream, device, by_triton=True)(2**31 + 3, block, count)
+    assert torch.equal(
+        ours, torch_exact.Words(stream, device, by_triton=False)(2**31 + 3, block, count)
+    )
+
+
+@needs_gpu
+@pytest.mark.parametrize("bands", [1, 4])
+def test_exact_releases_of_a_gpu_are_those_of_numpy(bands) -> None:
+    mechanism = cn.mechanisms.bisr(WORKLOAD, num_bands=bands).in_float32()
+    noise = ExactNoise(mechanism, KEY)
+    values = np.random.default_rng(bands).normal(size=1_000_003) * 5.0
+    there = torch.from_numpy(values).to(DEVICE)
+    noise.add_([there], 4, 1.3, [5])
+    noise.add_([values], 4, 1.3, [5])
+    assert np.array_equal(there.cpu().numpy(), values)

@@ -16,7 +16,7 @@ _SPEC.loader.exec_module(proofs)
 
 PAGES = sorted(path.name for path in proofs.PAGES.glob("*.md"))
 # Pages that no function rests on.
-ALONE = {"index.md", "floating-point.md"}
+ALONE = {"index.md"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -170,3 +170,13 @@ def test_the_bound_holds_for_gradients_of_any_size(monkeypatch, kind, scale, chu
     empty = [g[:0] for g in grads]
     assert clip_factors(empty, 0.7).shape == (0,)
     assert all(float(clipped_sum(g, factors[:0]).abs().sum()) == 0.0 for g in empty)
+
+
+def test_a_factor_that_float32_can_hardly_hold_counts_as_zero():
+    """At 2^-140 float32 has ten bits: the norm would exceed C by up to a relative 2^-10."""
+    for length in torch.linspace(1.0, 2.0, 40):
+        grads = torch.full((1, 4), float(length) * 2.0**126, dtype=torch.bfloat16)
+        factors = clip_factors([grads], 2.0**-12)
+        assert float((grads.double() * factors.double()[:, None]).norm()) <= 2.0**-12
+    usual = torch.full((1, 4), 2.0**80, dtype=torch.bfloat16)
+    assert float(clip_factors([usual], 1.0)) == pytest.approx(2.0**-81)

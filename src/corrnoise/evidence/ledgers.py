@@ -143,12 +143,13 @@ def _check_header(
     if run is not None:
         own = header["settings"]
         stream = run.statement.num_parameters is not None
+        exact = "exact-" if run.statement.exact_release else ""
         expected |= {
             "run_id": run.statement.run_id,
             "key_fingerprint": run.statement.key_fingerprint,
             "max_grad_norm": run.statement.clip_norm,
             "publishes": run.statement.publishes,
-            "noise": f"chacha{plan.rounds}" if stream else "torch",
+            "noise": f"{exact}chacha{plan.rounds}" if stream else "torch",
             "settings": {k: run.settings[k] for k in own if k in run.settings},
         }
         if isinstance(header["max_grad_norm"], list):  # one for each layer: C is their norm

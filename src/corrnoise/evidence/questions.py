@@ -115,7 +115,11 @@ def checklist(run: Run) -> list[Answer]:
         Answer(
             "Floating point",
             "Is finite arithmetic covered?",
-            f"No: arithmetic without rounding is assumed{tail}.",
+            "In the release: sums are exact, and what is released is the correctly rounded value "
+            "of the continuous mechanism. In the accountant's own numbers as docs/guarantee.md "
+            "says."
+            if s.exact_release
+            else f"No: arithmetic without rounding is assumed{tail}.",
         ),
         Answer(
             "Side channels",

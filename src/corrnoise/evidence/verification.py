@@ -27,7 +27,7 @@ from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Run, Statement
 from corrnoise.records.run import check_checksum
-from corrnoise.records.statement import versions
+from corrnoise.records.statement import noise_source, versions
 
 # How far an ε that was certified by another version's draws may be from one of this version's.
 _OTHER_DRAWS = 0.02
@@ -176,7 +176,7 @@ def _check_statement(name: str, run: Run, found: Findings) -> None:
     """Compute every field of the statement again, and the ε of every record."""
     plan, stated = run.plan, run.statement
     c = plan.calibration
-    source = f"ChaCha{plan.rounds} keystream, Box-Muller"
+    source = noise_source(plan.rounds, exact=stated.exact_release)
     if stated.num_parameters is None:
         source = "torch.normal, not cryptographic"
 
@@ -197,6 +197,7 @@ def _check_statement(name: str, run: Run, found: Findings) -> None:
         run_id=stated.run_id,
         publishes=stated.publishes,
         num_parameters=stated.num_parameters,
+        exact_release=stated.exact_release,
     )
     own, other = stated.to_dict(), again.to_dict()
     made, here = own.pop("versions"), other.pop("versions")

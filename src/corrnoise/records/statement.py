@@ -42,7 +42,8 @@ class Statement:
         num_parameters: the length of the noise; ``None`` where it is not known, or where the
             normals are not those of the stream.
         truncation: what the largest radius of the normals adds to δ at most, (1 + e^ε)·τ as in
-            ``docs/noise-stream.md``.
+            ``docs/noise-stream.md``; ``None`` where there is none.
+        exact_release: whether sums and releases had no rounding, as in secure mode.
     """
 
     epsilon: float
@@ -74,6 +75,7 @@ class Statement:
     versions: dict[str, str]
     num_parameters: int | None = None
     truncation: float | None = None
+    exact_release: bool = False
 
     @staticmethod
     def of(
@@ -88,6 +90,7 @@ class Statement:
         run_id: str | None = None,
         publishes: str = "steps",
         num_parameters: int | None = None,
+        exact_release: bool = False,
     ) -> Statement:
         """The statement of a plan, or of a run of it that took some steps.
 
@@ -102,13 +105,14 @@ class Statement:
             run_id: of the run.
             publishes: what releases a step: "steps", or "checkpoints" alone.
             num_parameters: of the model, where the normals are those of the stream.
+            exact_release: whether the run was in secure mode.
         """
         what, part = plan.calibration, plan.participation
         found = plan.mechanism.sensitivity(part)
         epsilon = what.epsilon if epsilon is None else epsilon
         delta = what.delta if delta is None else delta
         beyond = None
-        if num_parameters is not None:
+        if num_parameters is not None and not exact_release:
             largest = max(epsilon, what.epsilon)
             beyond = _remainder(largest, part.num_steps, num_parameters)
             if beyond > _SMALL * delta:
@@ -143,6 +147,7 @@ class Statement:
             versions=versions(),
             num_parameters=num_parameters,
             truncation=beyond,
+            exact_release=exact_release,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -185,7 +190,12 @@ class Statement:
     def caveats(self) -> str:
         """What the guarantee assumes, and what it does not cover."""
         exact = "arithmetic without rounding"
-        if self.truncation is None:
+        if self.exact_release:
+            exact = (
+                "a float64 logarithm, root and tangent within a relative 2^-44, gradients of an "
+                "example that do not depend on the others in its physical batch"
+            )
+        elif self.truncation is None:
             exact += " and untruncated normals"
         return (
             f"It assumes {exact}, a key that nobody else has, and a number of steps that was not "
@@ -227,6 +237,14 @@ class Statement:
             ("Noise source", self.noise_source),
             ("Accountant", self.accountant),
         ]
+        if self.exact_release:
+            rows.append(
+                (
+                    "Arithmetic",
+                    "exact: clipped gradients are rounded toward zero and summed as integers; the "
+                    "release is the correctly rounded value of the continuous mechanism",
+                )
+            )
         if self.truncation is not None:
             included = ", which includes it" if self.truncation > _SMALL * self.delta else ""
             rows.append(
@@ -262,6 +280,12 @@ class Statement:
         width = max(len(name) for name, _ in rows)
         body = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
         return f"{self.headline}\n\n{body}\n\n{textwrap.fill(self.caveats, 88)}\n"
+
+
+def noise_source(rounds: int, *, exact: bool = False) -> str:
+    """Where the normals of the stream come from, in words."""
+    how = "real normals by Box-Muller, rounded once" if exact else "Box-Muller"
+    return f"ChaCha{rounds} keystream, {how}"
 
 
 def _remainder(epsilon: float, num_steps: int, num_parameters: int) -> float:

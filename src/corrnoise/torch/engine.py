@@ -48,7 +48,11 @@ class PrivacyEngine:
     Args:
         accountant: accepted for the sake of Opacus's scripts, with a warning: ε comes from the
             plan.
-        secure_mode: likewise; the noise is cryptographic whatever it says.
+        secure_mode: sums of clipped gradients and releases without rounding: what is released is a
+            correctly rounded value of the continuous mechanism, and the guarantee no longer assumes
+            arithmetic without rounding. For one process, modes that store the gradient of each
+            example ("hooks", which "auto" becomes), and a banded C⁻¹; it is slower. The noise is
+            cryptographic with and without it.
         key: the secret of the noise and the batches: a ``Key``, or a path where it is kept (mode
             0600, made if it is not there; keep it apart from checkpoints). From the operating
             system, and forgotten with the process, by default.
@@ -198,6 +202,7 @@ class PrivacyEngine:
         options = opacus.Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
             grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size, views,
+            exact=self.secure_mode,
         )  # fmt: skip
         return self._begin(plan, processes, module, optimizer, data_loader, options)
 
@@ -268,6 +273,7 @@ class PrivacyEngine:
         options = opacus.Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
             grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size, views,
+            exact=self.secure_mode,
         )  # fmt: skip
         return self._begin(plan, processes, module, optimizer, data_loader, options)
 
@@ -330,6 +336,11 @@ class PrivacyEngine:
             seed: of coins, noise and batches.
         """
         run = self._started
+        if self.secure_mode:
+            raise ValueError(
+                "audit must be called without secure_mode: so many canaries need "
+                "grad_sample_mode='one_pass'; audit an engine of the same plan without it"
+            )
         return audit(
             run.plan,
             make_engine=lambda key: type(self)(key=key),

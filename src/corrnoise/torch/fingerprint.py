@@ -47,8 +47,8 @@ class PositionHash:
 
 
 def _integers(tensor: torch.Tensor) -> torch.Tensor:
-    kind = torch.int32 if tensor.element_size() == 4 else torch.int16
-    return tensor.detach().contiguous().view(kind).view(-1)
+    kind = torch.int32 if tensor.element_size() >= 4 else torch.int16
+    return tensor.detach().contiguous().view(-1).view(kind)
 
 
 def row_sums(bits: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

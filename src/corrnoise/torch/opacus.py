@@ -28,8 +28,9 @@ from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
 from corrnoise.torch.empty_batches import WithEmpty, WithStandIn
+from corrnoise.torch.grid_sums import MOST_EXAMPLES, grid, grid_sum
 from corrnoise.torch.placement import place
-from corrnoise.torch.precision import check_norms, clip_factors, clipped_sum
+from corrnoise.torch.precision import check_norms, clip_factors, clipped_sum, wide_factors
 
 MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp", "no_op")
 # Layers that Opacus's hooks know, and whose parts see the examples in another dimension.
@@ -111,6 +112,7 @@ class Options:
     max_physical_batch_size: int | None = None
     views: int = 1
     joins: bool = False  # whether one step may take several batches
+    exact: bool = False  # whether sums and releases are without rounding: ``secure_mode``
 
     @property
     def clip_norm(self) -> float:
@@ -202,7 +204,8 @@ class OpacusSums:
     count says what went in, so that a step is taken on the examples of its own batch, each once.
     In the ghost modes it counts at the moment when the clip factors are applied: gradients that
     went around Opacus's criterion were never clipped, and are refused. Gradients that are not all
-    float32 are clipped here, and not by Opacus, which would round in their type.
+    float32 are clipped here, and not by Opacus, which would round in their type. So are all of an
+    exact run, whose sums are float64 and without rounding.
 
     Attributes:
         examples: in the sums now.
@@ -211,11 +214,14 @@ class OpacusSums:
         placement: of the sums in the flat vector of all parameters.
     """
 
-    def __init__(self, wrapped: Wrapped, *, distributed: bool = False) -> None:
+    def __init__(self, wrapped: Wrapped, *, distributed: bool = False, exact: bool = False) -> None:
         self.examples = 0
+        self._exact = exact
         self.placement = place(wrapped.params, distributed=distributed)
         self._wrapped, self._pinned = wrapped, Pinned.of(wrapped)
         self.params, self.clip_norm = wrapped.params, self._pinned.max_grad_norm
+        if self._pinned.max_grad_norms:  # Opacus adds their squares in float32
+            self.clip_norm = math.hypot(*self._pinned.max_grad_norms)
         self._own_noise: Callable[[], None] = wrapped.optimizer.add_noise
         self._optimizer, self._module = wrapped.optimizer, wrapped.module
         # Without a wrapper there are hooks alone, which know the model but are none.
@@ -287,11 +293,18 @@ class OpacusSums:
 
     def _clip_and_accumulate(self) -> None:
         grads: list[torch.Tensor] = self._optimizer.grad_samples
-        if all(part.dtype == torch.float32 for part in (*grads, *self.params)):
+        kinds = {part.dtype for part in (*grads, *self.params)}
+        if kinds == {torch.float32} and not self._exact:
             self._add()
         else:
-            self._clip_in_float32(grads)
+            self._clip_here(grads)
         self.examples += len(grads[0])
+        if self._exact and self.examples > MOST_EXAMPLES:
+            self.drop()
+            raise ValueError(
+                f"a batch must have at most {MOST_EXAMPLES} examples in secure_mode, got more, "
+                "whose sum float64 would round: nothing was released. Use smaller batches"
+            )
 
     def _check_used(self) -> None:
         """Raise if a parameter has no gradients of single examples."""
@@ -316,16 +329,18 @@ class OpacusSums:
             "grad_sample_mode='one_pass', where it counts as zero: nothing was released"
         )
 
-    def _clip_in_float32(self, grads: Sequence[torch.Tensor]) -> None:
+    def _clip_here(self, grads: Sequence[torch.Tensor]) -> None:
+        find = wide_factors if self._exact else clip_factors
         clips = getattr(self._optimizer, "max_grad_norms", None)
         if clips is None:
-            factors = [clip_factors(grads, self._optimizer.max_grad_norm)] * len(grads)
+            factors = [find(grads, self._optimizer.max_grad_norm)] * len(grads)
         else:
-            factors = [clip_factors([g], c) for g, c in zip(grads, clips, strict=True)]
+            factors = [find([g], c) for g, c in zip(grads, clips, strict=True)]
+        unit = grid(self.clip_norm)
         for param, grad, factor in zip(self._optimizer.params, grads, factors, strict=True):
             sample: Any = param
             _CHECK(sample.grad_sample)
-            total = clipped_sum(grad, factor)
+            total = grid_sum(grad, factor, unit) if self._exact else clipped_sum(grad, factor)
             sample.summed_grad = total if sample.summed_grad is None else sample.summed_grad + total
             _MARK(sample.grad_sample)
 

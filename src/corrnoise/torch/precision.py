@@ -11,7 +11,8 @@ a = min(1, C·(1 - 2⁻²⁰)/(‖g‖ + 10⁻⁶)). Its norm is at most C for d
   root;
 - the product with 1 - 2⁻²⁰, the addition and the division are in float64, each with an error of at
   most 2⁻⁵³;
-- a is rounded to float32, and so is each element of a·g, each with an error of at most 2⁻²⁴;
+- a is rounded to float32, and so is each element of a·g, each with an error of at most 2⁻²⁴; an a
+  below 2⁻¹⁰⁰, where float32 soon has fewer bits, counts as 0;
 - (1 - 2⁻²⁰)·(1 + 2⁻²⁴)²·(1 + 2⁻⁵³)⁴/(1 - 2⁻²¹) < 1.
 
 Contributions are added in float32, as those of a float32 model are, and the noise is added to that
@@ -28,6 +29,7 @@ import torch
 from torch import nn
 
 _MARGIN = 2.0**-20
+_LEAST = 2.0**-100
 # Elements that are converted at a time.
 _CHUNK = 1 << 24
 
@@ -39,14 +41,20 @@ def clip_factors(grads: Sequence[torch.Tensor], clip_norm: float) -> torch.Tenso
         grads: of single examples, (examples, ...) for each parameter that is clipped together.
         clip_norm: C.
     """
+    found = wide_factors(grads, clip_norm)
+    return found.masked_fill(found < _LEAST, 0.0).float()
+
+
+def wide_factors(grads: Sequence[torch.Tensor], clip_norm: float) -> torch.Tensor:
+    """The same in float64, before they are rounded."""
     device = grads[0].device
     squares = torch.zeros(len(grads[0]), dtype=torch.float64, device=device)
     for grad in grads:
-        parts = [rows.double().square().sum(dim=1) for rows in _parts(grad)]
+        parts = [rows.double().square().sum(dim=1) for rows in rows_at_a_time(grad)]
         if parts:
             squares += torch.cat(parts).to(device)
     norms = squares.sqrt()
-    return (clip_norm * (1.0 - _MARGIN) / (norms + 1e-6)).clamp(max=1.0).float()
+    return (clip_norm * (1.0 - _MARGIN) / (norms + 1e-6)).clamp(max=1.0)
 
 
 def clipped_sum(grad: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
@@ -58,7 +66,7 @@ def clipped_sum(grad: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """
     total = torch.zeros(grad.shape[1:].numel(), device=grad.device)
     start = 0
-    for rows in _parts(grad):
+    for rows in rows_at_a_time(grad):
         some = factors[start : start + len(rows)].to(grad.device)
         total += (rows.float() * some[:, None]).sum(dim=0)
         start += len(rows)
@@ -110,7 +118,7 @@ def check_norms(norms: Iterator[torch.Tensor]) -> None:
         )
 
 
-def _parts(grad: torch.Tensor) -> Sequence[torch.Tensor]:
+def rows_at_a_time(grad: torch.Tensor) -> Sequence[torch.Tensor]:
     """The gradients of some examples at a time, as rows."""
     if len(grad) == 0:
         return ()

@@ -15,10 +15,11 @@ from torch.utils.data import DataLoader
 
 from corrnoise import _checks as checks
 from corrnoise.noise import CorrelatedNoise, Key
+from corrnoise.noise.exact import ExactNoise
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger
 from corrnoise.records.keys import keep_key, open_key
-from corrnoise.torch import opacus, seeds
+from corrnoise.torch import opacus, secure, seeds
 from corrnoise.torch.adam import introduce
 from corrnoise.torch.fingerprint import data_digest, parameter_digest
 from corrnoise.torch.gradient_noise import GradientNoise
@@ -44,7 +45,7 @@ class Setup:
     Attributes:
         plan: what was planned and priced.
         key: the secret.
-        noise: ``None`` where Opacus's own normals are kept.
+        noise: an ``ExactNoise`` in secure mode; ``None`` where Opacus's own normals are kept.
         step: takes the steps, and counts them.
         header: what must not change until the end; as in the ledger.
         clip_norm: C; of all layers together where each has its own.
@@ -55,7 +56,7 @@ class Setup:
 
     plan: Plan
     key: Key
-    noise: CorrelatedNoise | None
+    noise: CorrelatedNoise | ExactNoise | None
     step: PrivateStep
     header: Mapping[str, Any]
     clip_norm: float
@@ -121,6 +122,8 @@ def set_up(
             distributed=processes.distributed,
             stock_noise=options.noise_generator is not None,
         )
+    if options.exact:
+        secure.check(plan, params, processes, options)
     options = dataclasses.replace(options, joins=_may_join(plan))
     secret, run_id = _agreed_key(key, ledger, processes)
     drawn = seeds.draw(
@@ -156,13 +159,15 @@ def set_up(
         wrapped = opacus.wrap(module, optimizer, loader, plan, processes.world_size, options)
         returned, sums = (
             wrapped.returned,
-            opacus.OpacusSums(wrapped, distributed=processes.distributed),
+            opacus.OpacusSums(wrapped, distributed=processes.distributed, exact=options.exact),
         )
     mean = options.loss_reduction == "mean"
     scale = plan.noise_multiplier * options.clip_norm / (plan.divisor if mean else 1.0)
     introduce(optimizer, GradientNoise(plan.mechanism, scale))
     noise = None
-    if options.noise_generator is None:
+    if options.exact:
+        noise = ExactNoise(plan.mechanism, secret, rounds=plan.rounds)
+    elif options.noise_generator is None:
         noise = CorrelatedNoise(plan.mechanism, secret, memory=plan.memory, rounds=plan.rounds)
     header = {
         "run_id": run_id,
@@ -232,7 +237,7 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
     if mode == OWN and objection:
         raise ValueError(f"grad_sample_mode={OWN!r} cannot take this model: {objection}")
     if mode == "auto":
-        mode = "hooks" if objection else OWN
+        mode = "hooks" if objection or options.exact else OWN
     if mode != OWN and processes.sharded != (mode == "ghost_fsdp"):
         raise ValueError(
             f"grad_sample_mode must be {OWN!r} or 'ghost_fsdp' for a model of fully_shard, and "
@@ -252,10 +257,12 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
     return dataclasses.replace(options, grad_sample_mode=mode)
 
 
-def _noise_name(plan: Plan, noise: CorrelatedNoise | None) -> str:
+def _noise_name(plan: Plan, noise: CorrelatedNoise | ExactNoise | None) -> str:
     if not is_private(plan.calibration):
         return NO_NOISE
-    return "torch" if noise is None else f"chacha{plan.rounds}"
+    if noise is None:
+        return "torch"
+    return f"{'exact-' if isinstance(noise, ExactNoise) else ''}chacha{plan.rounds}"
 
 
 def _may_join(plan: Plan) -> bool:

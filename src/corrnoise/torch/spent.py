@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Callable
 
 from corrnoise import _checks as checks
+from corrnoise.noise.exact import ExactNoise
 from corrnoise.planning import Plan
 from corrnoise.records import Statement
+from corrnoise.records.statement import noise_source
 from corrnoise.torch.setup import Setup
 from corrnoise.torch.without_noise import is_private
 
@@ -65,7 +67,8 @@ def statement(run: Setup, *, steps_taken: int, epsilon: float, delta: float) -> 
             "noise_multiplier must be above 0 for a privacy statement, got 0: the run is not "
             "private, ε = ∞; train with noise, or leave the statement out"
         )
-    source = f"ChaCha{run.plan.rounds} keystream, Box-Muller"
+    exact = isinstance(run.noise, ExactNoise)
+    source = noise_source(run.plan.rounds, exact=exact)
     found = Statement.of(
         run.plan,
         clip_norm=run.clip_norm,
@@ -77,6 +80,7 @@ def statement(run: Setup, *, steps_taken: int, epsilon: float, delta: float) -> 
         run_id=run.header["run_id"],
         publishes=run.header["publishes"],
         num_parameters=run.num_parameters if run.noise else None,
+        exact_release=exact,
     )
     if run.plan.calibration.kind == "certified" and epsilon != run.plan.epsilon:
         # A part of the run is priced by a bound that holds with certainty.

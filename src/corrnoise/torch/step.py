@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from corrnoise.noise import CorrelatedNoise, Key
+from corrnoise.noise.exact import ExactNoise
 from corrnoise.records import Ledger
 from corrnoise.torch.fingerprint import PositionHash, keyed
 from corrnoise.torch.loader import StepSampler
@@ -73,7 +74,8 @@ class PrivateStep:
 
     Args:
         sums: of clipped gradients.
-        noise: the correlated noise; ``None`` for normals that are not the stream's.
+        noise: the correlated noise, or that of an exact release; ``None`` for normals that are not
+            the stream's.
         noise_multiplier: the plan's.
         sampler: the run's batches.
         ledger: of this process.
@@ -89,7 +91,7 @@ class PrivateStep:
     def __init__(
         self,
         sums: Sums,
-        noise: CorrelatedNoise | None,
+        noise: CorrelatedNoise | ExactNoise | None,
         noise_multiplier: float,
         sampler: StepSampler,
         ledger: Ledger,

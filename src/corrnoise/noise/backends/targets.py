@@ -69,7 +69,44 @@ def check_targets(grads: object, offsets: object = None) -> Targets:
     used = [place for place, size in zip(places, sizes, strict=True) if size]
     if len(set(used)) != len(used):
         raise ValueError("grads must not share memory, got one tensor twice; pass each once")
-    return Targets(device, _check_layout(sizes, offsets), items)
+    return Targets(device, check_layout(sizes, offsets), items)
+
+
+def check_wide_targets(grads: object) -> tuple[list[Any], str]:
+    """Flat views of float64 gradients, and their device: "numpy", "cpu" or a CUDA device.
+
+    Those of the CPU are arrays, those of CUDA tensors.
+
+    Raises:
+        ValueError: as ``check_targets``.
+    """
+    if not isinstance(grads, (list, tuple)) or not grads:
+        raise ValueError("grads must be a non-empty list of float64 tensors or arrays, got none")
+    torch = sys.modules.get("torch")
+    for k, grad in enumerate(grads):
+        if isinstance(grad, np.ndarray):
+            kind, whole = str(grad.dtype), grad.flags.c_contiguous and grad.flags.writeable
+        elif torch is not None and isinstance(grad, torch.Tensor):
+            kind, whole = str(grad.dtype).removeprefix("torch."), grad.is_contiguous()
+        else:
+            kind, whole = type(grad).__name__, True
+        if kind != "float64" or not whole:
+            raise ValueError(
+                f"grads[{k}] must be float64 and contiguous for an exact release, got {kind}; "
+                "sum clipped gradients on a grid, in float64"
+            )
+    devices = {"numpy" if isinstance(g, np.ndarray) else str(g.device) for g in grads}
+    if len(devices) > 1:
+        raise ValueError(f"grads must be on one device, got {', '.join(sorted(devices))}")
+    (device,) = devices
+    if device == "numpy":
+        return [grad.reshape(-1) for grad in grads], device
+    flat = [grad.detach().view(-1) for grad in grads]
+    if device == "cpu":
+        return [grad.numpy() for grad in flat], device
+    if not device.startswith("cuda"):
+        raise ValueError(f"grads must be on a CPU or CUDA device, got {device}; move them")
+    return flat, device
 
 
 def check_scale(scale: object) -> float:
@@ -86,7 +123,8 @@ def check_scale(scale: object) -> float:
     return value
 
 
-def _check_layout(sizes: Sequence[int], offsets: object) -> Layout:
+def check_layout(sizes: Sequence[int], offsets: object) -> Layout:
+    """Flat offset and size of each gradient, or raise where they are not apart."""
     if offsets is None:
         starts, total = list[int](), 0
         for size in sizes:

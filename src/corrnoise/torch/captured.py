@@ -128,3 +128,4 @@ class CapturedStep:
             self._run()
             clipper.collect()
         clipper.flat.zero_()
+        clipper.left_out.zero_()

@@ -87,6 +87,11 @@ class OnePassSums:
         """In the sums now."""
         return self.clipper.examples
 
+    @property
+    def left_out(self) -> torch.Tensor:
+        """How many of them count as zero, since their gradients are not finite."""
+        return self.clipper.left_out
+
     def attach(self, step: Callable[[], None]) -> None:
         """Call this before each step of the optimizer that ends a logical batch."""
 

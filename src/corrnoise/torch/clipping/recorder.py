@@ -167,10 +167,9 @@ class Recorder:
         if not self._separate and self.examples > 1:
             self.paused = True
             try:
-                check_separate(module, args, kwargs, self.examples, self._few)
+                self._separate = check_separate(module, args, kwargs, self.examples, self._few)
             finally:
                 self.paused = False
-            self._separate = True
 
     def _watch(self, layer: Layer) -> None:
         away: list[list[Tensor]] = []

@@ -148,17 +148,17 @@ def test_on_a_gpu_clipping_in_one_pass_refuses(monkeypatch):
 
 def test_a_stand_in_for_an_empty_batch_is_no_example():
     class Roots(nn.Module):
-        """NaN for rows with negative numbers, as that which stands in for an empty batch has."""
+        """NaN for numbers below 2, as a row that stands in for an empty batch has."""
 
         def __init__(self):
             super().__init__()
             self.inner = model()
 
         def forward(self, x):
-            return self.inner(x.sqrt())
+            return self.inner((x - 2.0).sqrt())
 
     x, y = dataset(12).tensors
-    data = TensorDataset(x.abs(), y, torch.ones(12))
+    data = TensorDataset(x.abs() + 2.0, y, torch.ones(12))
     engine, sizes = PrivacyEngine(key=KEY), []
     net, optimizer, batches = private(
         engine,

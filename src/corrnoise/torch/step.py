@@ -189,7 +189,7 @@ class PrivateStep:
                 f"step {step} must be taken on the {expected} examples of its batch, each once, "
                 f"but {found} are in the sum; nothing was released: begin a new loop over the data "
                 "loader that make_private returned, and call optimizer.step() once for every "
-                "physical batch"
+                "physical batch; where examples are the second dimension, pass batch_first=False"
             )
         self.sums.check()
 

@@ -7,22 +7,15 @@ import math
 import pytest
 import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
-from test_torch_clipping import MODELS, norm, value
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from training import KEY, dataset, model, private, weights
 
 from corrnoise.torch import PrivacyEngine, finite, opacus
-from corrnoise.torch.clipping import clipper as clippers
-from corrnoise.torch.clipping.clipper import Clipper
-from corrnoise.torch.clipping.parts import Direct, Part
-from corrnoise.torch.clipping.reference import clipped_sums
-from corrnoise.torch.clipping.views import _Grouped
 
 NAN, INF = math.nan, math.inf
 BAD = {3: NAN, 17: INF}  # the example, and what its first feature is
 MODES = {
-    "one_pass": {"grad_sample_mode": "one_pass"},
     "hooks": {"grad_sample_mode": "hooks"},
     "hooks alone": {"grad_sample_mode": "hooks", "wrap_model": False},
     "functorch": {"grad_sample_mode": "functorch"},
@@ -32,10 +25,8 @@ MODES = {
         "clipping": "per_layer",
         "max_grad_norm": [0.5] * 4,
     },
-    "one_pass in bfloat16": {"grad_sample_mode": "one_pass", "kind": torch.bfloat16},
     "hooks in bfloat16": {"grad_sample_mode": "hooks", "kind": torch.bfloat16},
     "hooks in float16": {"grad_sample_mode": "hooks", "kind": torch.float16},
-    "one_pass, pieces": {"grad_sample_mode": "one_pass", "max_physical_batch_size": 3},
     "hooks, pieces": {"grad_sample_mode": "hooks", "pieces": 3},
 }
 
@@ -88,10 +79,10 @@ def run(data, *, steps=6, kind=torch.float32, pieces=None, net=None, **options):
     return found, weights(net), engine
 
 
-# On a GPU nothing looks at values before it clears, and clipping in one pass refuses.
+# On a GPU nothing looks at values before it clears.
 @pytest.mark.parametrize(
     ("mode", "on_gpu"),
-    [*((mode, False) for mode in MODES), *((m, True) for m in MODES if "one_pass" not in m)],
+    [(mode, on_gpu) for mode in MODES for on_gpu in (False, True)],
 )
 def test_bad_examples_count_as_zero_bit_for_bit_and_one_warning_says_so(mode, on_gpu, monkeypatch):
     if on_gpu:
@@ -140,8 +131,7 @@ def test_a_model_that_has_diverged_gives_noise_alone(mode):
     assert all(float(each.abs().max()) == 0.0 for each in found)
 
 
-def test_on_a_gpu_clipping_in_one_pass_refuses(monkeypatch):
-    monkeypatch.setattr(clippers, "looks_free", lambda _: False)
+def test_clipping_in_one_pass_refuses():
     with pytest.raises(ValueError, match="gradients must be finite, got NaN or infinity in para"):
         run(examples(True), grad_sample_mode="one_pass")
 
@@ -179,11 +169,12 @@ def test_a_stand_in_for_an_empty_batch_is_no_example():
 
 
 @pytest.mark.filterwarnings("ignore:.*count as zero:UserWarning")
-@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
-def test_a_checkpoint_repeats_steps_with_bad_examples(mode, tmp_path):
+def test_a_checkpoint_repeats_steps_with_bad_examples(tmp_path):
     engine = PrivacyEngine(key=tmp_path / "key", ledger=tmp_path / "ledger")
     net, optimizer, batches = private(
-        engine, data_loader=DataLoader(examples(True), batch_size=10), **MODES[mode]
+        engine,
+        data_loader=DataLoader(examples(True), batch_size=10),
+        grad_sample_mode="hooks",
     )
 
     def loop(steps):
@@ -236,83 +227,6 @@ def test_sums_whose_norm_overflows_are_finite_still():
     assert after.isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.parametrize("views", [1, 2])
-@pytest.mark.parametrize("name", MODELS)
-def test_every_part_leaves_bad_examples_out_bit_for_bit(name, views):
-    torch.manual_seed(0)
-    net, x = MODELS[name]()
-    x = torch.cat([x, x.flip(0)[:1]])
-    x = x[: len(x) // views * views]
-    params, row = [p for p in net.parameters() if p.requires_grad], views
-    count = len(x) // views
-
-    def sums(x, factors):
-        clipper = Clipper(net, params, 0.7, views=views)
-        (value(net(x)) * factors).mean().backward()
-        found = [g.clone() for g in clipper.sums()]
-        clipper.recorder.close()
-        assert clipper.examples == count
-        return found, int(clipper.left_out)
-
-    factors = torch.ones(len(x))
-    none = factors.clone()
-    none[row : row + views] = 0.0
-    wanted, left_out = sums(x, none)
-    assert left_out == 0
-    assert norm(wanted) > 0.1
-    one = torch.zeros(len(x), dtype=torch.bool)
-    one[row] = True  # one view of several is enough
-    cases = [(x, factors.masked_fill(one, NAN)), (x, factors.masked_fill(one, INF))]
-    if x.is_floating_point():
-        cases.append((torch.where(one.view(-1, *[1] * (x.dim() - 1)), NAN, x), factors))
-    for inputs, weight in cases:
-        found, left_out = sums(inputs, weight)
-        assert left_out == 1
-        assert all(map(torch.equal, wanted, found))
-
-    def loss(i):
-        return (value(net(x[i * views : (i + 1) * views])) * none[i * views]).mean()
-
-    expected = clipped_sums(loss, params, count, 0.7)
-    assert norm(a - b for a, b in zip(expected, wanted, strict=True)) <= 1e-5 * norm(expected)
-
-
-def test_rows_that_only_fill_a_batch_up_are_not_counted():
-    net, x = nn.Linear(3, 2), torch.ones(4, 3)
-    x[1], x[3] = NAN, NAN
-    clipper = Clipper(net, list(net.parameters()), 1.0)
-    clipper.real = torch.tensor([1.0, 1.0, 1.0, 0.0])
-    value(net(x)).mean().backward()
-    assert all(each.isfinite().all() for each in clipper.sums())
-    assert int(clipper.left_out) == 1
-    clipper.drop()
-    clipper.begin()
-    assert int(clipper.left_out) == 0
-
-
-def test_a_part_without_its_own_way_is_cleared_by_its_gradients():
-    class Plain(Part):
-        norms = weighted = None
-
-        def each(self):
-            return torch.tensor([[1.0, 2.0], [NAN, 1.0]])
-
-    Plain.__abstractmethods__ = frozenset()
-    found = Plain().cleared(torch.tensor([False, True]))
-    assert isinstance(found, Direct)
-    assert found.each().tolist() == [[1.0, 2.0], [0.0, 0.0]]
-    several = _Grouped(Direct(torch.tensor([[1.0], [2.0], [NAN], [3.0]])), 2)
-    assert several.cleared(torch.tensor([False, True])).each().tolist() == [[3.0], [0.0]]
-
-
-def test_the_reference_leaves_bad_examples_out():
-    weight = nn.Parameter(torch.zeros(2))
-    x = torch.tensor([[0.3, 0.4], [NAN, 0.0], [INF, 1.0], [0.0, 0.5]])
-    (found,) = clipped_sums(lambda i: weight @ x[i], [weight], 4, 1.0)
-    assert torch.allclose(found, torch.tensor([0.3, 0.9]))
-
-
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
 def test_finite_rows_are_told_from_others(kind):
     grads = [torch.ones(5, 3, 2).to(kind), torch.ones(5).to(kind), torch.ones(5, 0).to(kind)]
@@ -327,34 +241,3 @@ def test_gradients_that_share_memory_are_copied():
     assert found[0].tolist() == found[2].tolist() == [0.0, 0.0]
     assert found[1].isnan().all()
     assert shared.isnan().all()
-
-
-class Mixing(nn.Module):
-    """A layer whose rows see the sum over the batch, as BatchNorm's do."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.inner(x) + 0.3 * x.nan_to_num().sum()
-
-
-def test_a_model_that_mixes_is_found_beside_bad_examples():
-    x = torch.randn(6, 3)
-    x[:2] = NAN
-    net = Mixing()
-    clipper = Clipper(net, list(net.parameters()), 1.0)
-    value(net(x)).mean().backward()  # the first rows show nothing
-    clipper.drop()
-    with pytest.raises(ValueError, match="must treat the examples of a batch apart"):
-        net(torch.randn(6, 3))
-
-
-def test_a_model_that_spreads_a_bad_example_is_refused():
-    net = nn.Sequential(nn.Linear(3, 3), nn.Softmax(dim=0), nn.Linear(3, 2))
-    Clipper(net, list(net.parameters()), 1.0)
-    x = torch.randn(6, 3)
-    x[5] = NAN
-    with pytest.raises(ValueError, match="must treat the examples of a batch apart"):
-        net(x)

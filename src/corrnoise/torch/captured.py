@@ -128,4 +128,3 @@ class CapturedStep:
             self._run()
             clipper.collect()
         clipper.flat.zero_()
-        clipper.left_out.zero_()

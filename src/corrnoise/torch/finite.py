@@ -56,17 +56,6 @@ def clear_(tensor: Tensor, rows: Tensor) -> Tensor:
         return tensor.masked_fill_(_beside(rows, tensor), 0.0)
 
 
-def distance(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """How far two tensors are apart, and the size of the second: of what is finite in it.
-
-    Where neither is finite they are the same; where one is, the distance is not finite.
-    """
-    one, other = one.float(), other.float()
-    same = (one == other) | ~(one.isfinite() | other.isfinite())
-    far = torch.linalg.vector_norm((one - other).masked_fill(same, 0.0))
-    return far, torch.linalg.vector_norm(other.masked_fill(~other.isfinite(), 0.0))
-
-
 def announce(count: int, examples: int, step: int) -> None:
     """Tell the operator that examples count as zero, and what to do."""
     warnings.warn(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from corrnoise.torch.clipping.parts import Direct, Factors, Part, bound, together
 from corrnoise.torch.clipping.recorder import Call, Recorder
 from corrnoise.torch.clipping.views import grouped
-from corrnoise.torch.finite import looks_free
 from corrnoise.torch.placement import local
 
 # Of all tensors in a few launches; torch has no public name for it.
@@ -29,9 +28,7 @@ class Clipper:
     until ``drop``. The loss must be a mean or a sum over the examples.
 
     Guarantees: what one example adds to the sums has a norm of at most ``clip_norm``, rounding of
-    the factors of products included. An example whose gradient is not finite adds zero on the CPU.
-    On a GPU the sums are not finite then, and the step refuses them: clearing the example there
-    would cost every batch one more pass over all activations, or a wait for the device.
+    the factors of products included.
 
     Args:
         model: of which every trained parameter belongs to a layer.
@@ -45,8 +42,6 @@ class Clipper:
     Attributes:
         examples: in the sums now.
         flat: the sums, in float32, one parameter after the other.
-        left_out: how many examples of the batch have no finite norm, and so the factor 0: a number
-            on the device, which belongs to ``flat``.
         real: 1 for each row of the batch that is an example and 0 for each that only fills it up;
             ``None`` if all are examples. With it, whoever sets it counts the examples.
     """
@@ -72,7 +67,6 @@ class Clipper:
         sizes = [local(param).numel() for param in params]
         self._begun = True  # whether ``flat`` holds this batch's sums, and not those before it
         self.flat = torch.zeros(sum(sizes), device=params[0].device)
-        self.left_out = torch.zeros((), device=params[0].device)
         self._views = {
             id(param): view for param, view in zip(params, self.flat.split(sizes), strict=True)
         }
@@ -141,7 +135,6 @@ class Clipper:
         """Set the sums to zero, unless the batch has begun already."""
         if not self._begun:
             self.flat.zero_()
-            self.left_out.zero_()
             self._begun = True
 
     def _add(self, calls: Sequence[Call], count: int) -> None:
@@ -159,23 +152,17 @@ class Clipper:
             norms.append(flat.norms())
         scale = float(count) if self._mean else 1.0 / self.views
         longest = (bound(norms) * scale).clamp_min(self._clip_norm)
-        factor = (scale * _DOWN * self._clip_norm / longest).nan_to_num_(0.0)
-        bad, real = factor == 0.0, None if self.real is None else self.real[:: self.views]
-        left_out = (bad if real is None else bad * real).sum()
-        factors = Factors(factor if real is None else factor * real)
-        if not (looks_free(bad) and bad.any()):
-            bad = None
+        factor = scale * _DOWN * self._clip_norm / longest
+        factors = Factors(factor if self.real is None else factor * self.real[:: self.views])
         found: dict[nn.Parameter, Tensor] = {}
         if flat is not None:
             sizes = [math.prod(part.each().shape[1:]) for part in small.values()]
-            some = _clean(flat, bad).weighted(factors).split(sizes)
-            found.update(zip(small, some, strict=True))
+            found.update(zip(small, flat.weighted(factors).split(sizes), strict=True))
         for param in [param for param in whole if param not in small]:
-            found[param] = _clean(whole.pop(param), bad).weighted(factors)
+            found[param] = whole.pop(param).weighted(factors)
         views = [self._views[id(param)] for param in found]
         own = [self._own(param, value).reshape(-1) for param, value in found.items()]
         self.begin()
-        self.left_out += left_out
         _add_to_all(views, own)
 
     def _check_outside(self, known: Mapping[int, Tensor]) -> None:
@@ -188,8 +175,3 @@ class Clipper:
                     "gradient outside of it, which was not clipped: nothing was released. Call the "
                     "layer instead of using its parameter, or take grad_sample_mode='hooks'"
                 )
-
-
-def _clean(part: Part, bad: Tensor | None) -> Part:
-    """The part without the examples that count as zero: 0·NaN is NaN."""
-    return part if bad is None else part.cleared(bad)

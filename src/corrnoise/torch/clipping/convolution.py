@@ -22,7 +22,6 @@ from corrnoise.torch.clipping.products import (
     scaled,
     squared,
 )
-from corrnoise.torch.finite import without
 
 _CHUNK = {"cuda": 1 << 27, "cpu": 1 << 21}  # elements of patches that are made at once
 # Gradients of single examples are kept that have at most so many times the elements of the inputs.
@@ -202,13 +201,6 @@ class Convolution(Part):
             [False, True, False],
         )  # fmt: skip
         return found[1]
-
-    def cleared(self, rows: Tensor) -> Convolution:
-        """The same with zeros for some examples, in all of their rows."""
-        found, each = copy.copy(self), rows.repeat_interleave(self._views)
-        found._left, found._inputs = without(self._left, each), without(self._inputs, each)
-        found._kept = None if self._kept is None else without(self._kept, rows)
-        return found
 
     def _counted(self, squares: Tensor, spread: Tensor) -> Norms:
         return Norms(squares, spread, convolution_unit(self._left))

@@ -34,7 +34,6 @@ from corrnoise.torch.clipping.products import (
     scaled,
     squared,
 )
-from corrnoise.torch.finite import without
 
 # Errors of additions in float32, as a share of R²: matrix units cut the sum at every few terms.
 _ADDITIONS, _ADDITIONS_CUT = 2.0**-23, 2.0**-15
@@ -119,14 +118,6 @@ class Part(ABC):
         """The same with every ``views`` rows as one example, if the part has its own way."""
         return None
 
-    def cleared(self, rows: Tensor) -> Part:
-        """The same with zeros for some examples, whatever theirs were.
-
-        Args:
-            rows: whether an example is to be zero.
-        """
-        return Direct(without(self.each(), rows))
-
 
 class Direct(Part):
     """The gradient of every example itself, for parameters that are small.
@@ -152,10 +143,6 @@ class Direct(Part):
         with full_precision():
             flat = factors.values @ self._grads.flatten(1)
         return flat.view(self._grads.shape[1:])
-
-    def cleared(self, rows: Tensor) -> Direct:
-        """The same with zeros for some examples."""
-        return Direct(without(self._grads, rows))
 
 
 class Outer(Part):
@@ -205,12 +192,6 @@ class Outer(Part):
             right = factors.times(right)
         return product(left.flatten(0, 1).T, right.flatten(0, 1)).view(self.shape)
 
-    def cleared(self, rows: Tensor) -> Outer:
-        """The same with zeros for some examples."""
-        found = Outer(without(self.left, rows), without(self.right, rows), self.shape)
-        found._grads = None if self._grads is None else without(self._grads, rows)
-        return found
-
 
 class Rows(Part):
     """Gradients of rows of a table: an outer product whose left factor has a single one.
@@ -249,10 +230,6 @@ class Rows(Part):
         """The sum over examples, each with its factor."""
         scaled = self.values.float() * factors.values[:, None, None]
         return torch.ops.aten.embedding_dense_backward(scaled, self.index, self.shape[0], -1, False)
-
-    def cleared(self, rows: Tensor) -> Rows:
-        """The same with zeros for some examples."""
-        return Rows(self.index, without(self.values, rows), self.shape)
 
 
 class Tied(Part):
@@ -296,10 +273,6 @@ class Tied(Part):
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
         return self.rows.weighted(factors) + self.outer.weighted(factors)
-
-    def cleared(self, rows: Tensor) -> Tied:
-        """The same with zeros for some examples."""
-        return Tied(self.rows.cleared(rows), self.outer.cleared(rows))
 
 
 def together(parts: list[Part]) -> Part:

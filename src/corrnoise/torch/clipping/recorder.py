@@ -167,9 +167,10 @@ class Recorder:
         if not self._separate and self.examples > 1:
             self.paused = True
             try:
-                self._separate = check_separate(module, args, kwargs, self.examples, self._few)
+                check_separate(module, args, kwargs, self.examples, self._few)
             finally:
                 self.paused = False
+            self._separate = True
 
     def _watch(self, layer: Layer) -> None:
         away: list[list[Tensor]] = []

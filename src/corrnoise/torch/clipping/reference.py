@@ -15,7 +15,7 @@ def clipped_sums(
     num_examples: int,
     clip_norm: float,
 ) -> list[Tensor]:
-    """Sums of clipped gradients; an example whose gradient is not finite counts as zero.
+    """Sums of clipped gradients.
 
     Args:
         loss: of one example, by its index.
@@ -30,8 +30,6 @@ def clipped_sums(
             torch.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)
         ]
         norm = torch.stack([g.double().square().sum() for g in found]).sum().sqrt()
-        if not norm.isfinite():
-            continue
         factor = float(clip_norm / norm.clamp_min(clip_norm))
         for total, g in zip(sums, found, strict=True):
             total += factor * g

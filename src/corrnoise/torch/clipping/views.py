@@ -59,10 +59,6 @@ class _Grouped(Part):
         """The sum over examples, each with its factor."""
         return self._part.weighted(Factors(factors.values.repeat_interleave(self._views)))
 
-    def cleared(self, rows: Tensor) -> Part:
-        """The same with zeros for some examples, in all of their rows."""
-        return _Grouped(self._part.cleared(rows.repeat_interleave(self._views)), self._views)
-
 
 def _summed(rows: Tensor, views: int) -> Tensor:
     return rows.unflatten(0, (-1, views)).sum(1)

@@ -215,6 +215,10 @@ def test_clipped_sums_are_those_of_a_loop():
     found = clipped_sums(loss, params, x, clip_norm=0.7, mask=jnp.arange(7) < 6)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, atol=1e-5)
+    bad = jnp.concatenate([x, jnp.full((1, 5), jnp.inf), 1e25 * jnp.ones((1, 5))])
+    again = jax.jit(clipped_sums, static_argnums=0)(loss, params, bad, clip_norm=0.7)
+    for name, value in expected.items():  # without a mask
+        np.testing.assert_allclose(again[name], value, atol=1e-5)
     one = clipped_sums(loss, params, x[3:4], clip_norm=0.7)
     norm = np.sqrt(sum(np.sum(np.square(np.asarray(v, np.float64))) for v in one.values()))
     assert 0.7 * (1 - 1e-5) < norm <= 0.7

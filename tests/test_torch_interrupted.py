@@ -100,9 +100,15 @@ def test_a_refused_step_can_be_repeated(whole):
     run = start(whole[0])
     engine, net, optimizer, criterion, batches = run
     loop(run, 3)
-    with pytest.raises(ValueError, match="finite"):
-        loop((engine, lambda x: net(x * float("nan")), optimizer, criterion, batches), 4)
+    before, optimizer.noise_multiplier = optimizer.noise_multiplier, 0.1
+    with pytest.raises(ValueError, match="noise_multiplier must stay"):
+        loop(run, 4)
     assert engine.steps_released == 3
+    optimizer.noise_multiplier = before
+    if whole[0] == "ghost":  # which can leave no example out of a sum
+        with pytest.raises(ValueError, match="finite"):
+            loop((engine, lambda x: net(x * float("nan")), optimizer, criterion, batches), 4)
+        assert engine.steps_released == 3
     loop(run, 12)
     assert all(torch.equal(a, b) for a, b in zip(whole[1], weights(net), strict=True))
 

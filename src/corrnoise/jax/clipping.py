@@ -21,6 +21,10 @@ def clipped_sums(
 
     All of its gradients are in memory at once: (number of examples)·(number of parameters) floats.
 
+    Guarantees: what one example adds has a norm of at most C. An example whose gradient is NaN or
+    infinite, or has a norm beyond float32, adds zero; nothing tells of it, as nothing does within
+    ``jit``, so look at the losses of a run whose weights stay as they are.
+
     Args:
         loss: of the parameters and one example.
         params: the pytree to differentiate for.
@@ -43,12 +47,12 @@ def clipped_sums(
     # Norms and factors are rounded in float32; both err on the side of a shorter gradient.
     norms = jnp.sqrt(sum(squares)) * (1.0 + _ROUNDING)
     factors = (1.0 - _ROUNDING) * clip_norm / jnp.maximum(norms, clip_norm)
-    if mask is not None:
-        # A gradient of padding may be anything, and must not turn 0·NaN into NaN.
-        factors = jnp.where(mask > 0, factors, 0.0)
-        each = jax.tree.map(
-            lambda leaf: jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 1)) > 0, leaf, 0), each
-        )
+    counts = jnp.isfinite(norms) if mask is None else jnp.isfinite(norms) & (mask > 0)
+    factors = jnp.where(counts, factors, 0.0)
+    # What does not count may be anything, and must not turn 0·NaN into NaN.
+    each = jax.tree.map(
+        lambda leaf: jnp.where(counts.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0), each
+    )
     return jax.tree.map(
         lambda leaf: jnp.tensordot(
             factors, leaf.astype(jnp.float32), axes=1, precision=jax.lax.Precision.HIGHEST

@@ -87,6 +87,11 @@ class OnePassSums:
         """In the sums now."""
         return self.clipper.examples
 
+    @property
+    def left_out(self) -> int:
+        """None: no single example can be left out of products over all of them."""
+        return 0
+
     def attach(self, step: Callable[[], None]) -> None:
         """Call this before each step of the optimizer that ends a logical batch."""
 

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
 from corrnoise.torch.empty_batches import WithEmpty, WithStandIn
+from corrnoise.torch.finite import clear_, finite_rows, looks_free
 from corrnoise.torch.grid_sums import MOST_EXAMPLES, grid, grid_sum
 from corrnoise.torch.placement import place
 from corrnoise.torch.precision import check_norms, clip_factors, clipped_sum, wide_factors
@@ -205,10 +206,12 @@ class OpacusSums:
     In the ghost modes it counts at the moment when the clip factors are applied: gradients that
     went around Opacus's criterion were never clipped, and are refused. Gradients that are not all
     float32 are clipped here, and not by Opacus, which would round in their type. So are all of an
-    exact run, whose sums are float64 and without rounding.
+    exact run, whose sums are float64 and without rounding. An example whose gradient is not finite
+    counts as zero, but not in the ghost modes: their sums are products over all examples.
 
     Attributes:
         examples: in the sums now.
+        left_out: how many of them count as zero: a number on the device, or 0.
         params: the trained ones, in the optimizer's order.
         clip_norm: C.
         placement: of the sums in the flat vector of all parameters.
@@ -216,6 +219,7 @@ class OpacusSums:
 
     def __init__(self, wrapped: Wrapped, *, distributed: bool = False, exact: bool = False) -> None:
         self.examples = 0
+        self.left_out: torch.Tensor | int = 0
         self._exact = exact
         self.placement = place(wrapped.params, distributed=distributed)
         self._wrapped, self._pinned = wrapped, Pinned.of(wrapped)
@@ -263,16 +267,16 @@ class OpacusSums:
         for param, grad in zip(self.params, grads, strict=True):
             param.grad = grad.view_as(param).to(param.dtype)
             _MARK(_summed(self._optimizer, param))
-        self.examples = 0
+        self.examples = self.left_out = 0
 
     def own_noise(self) -> None:
         """Let Opacus draw its own normals and hand over."""
         self._own_noise()
-        self.examples = 0
+        self.examples = self.left_out = 0
 
     def drop(self) -> None:
         """Forget the sums and the signals for physical batches: the logical batch starts again."""
-        self.examples = 0
+        self.examples = self.left_out = 0
         self._clipped = None
         self._optimizer._step_skip_queue.clear()  # pyright: ignore[reportPrivateUsage]
         self._optimizer._is_last_step_skipped = False
@@ -292,6 +296,7 @@ class OpacusSums:
         return self._prepare(*given, **named)
 
     def _clip_and_accumulate(self) -> None:
+        self._leave_out()
         grads: list[torch.Tensor] = self._optimizer.grad_samples
         kinds = {part.dtype for part in (*grads, *self.params)}
         if kinds == {torch.float32} and not self._exact:
@@ -305,6 +310,25 @@ class OpacusSums:
                 f"a batch must have at most {MOST_EXAMPLES} examples in secure_mode, got more, "
                 "whose sum float64 would round: nothing was released. Use smaller batches"
             )
+
+    def _leave_out(self) -> None:
+        """Let every example whose gradient is not finite count as zero.
+
+        Nothing waits for a GPU here: there all gradients are passed over once more instead.
+        """
+        bad = ~finite_rows(self._optimizer.grad_samples)
+        if looks_free(bad) and not bad.any():
+            return
+        self.left_out = self.left_out + bad.sum()
+        for param in self.params:
+            sample: Any = param
+            _CHECK(sample.grad_sample)
+            if isinstance(sample.grad_sample, list):  # of several backward passes
+                some = cast(list[torch.Tensor], sample.grad_sample)
+                rows = bad.split([len(each) for each in some])
+                sample.grad_sample = [clear_(g, r) for g, r in zip(some, rows, strict=True)]
+            else:
+                sample.grad_sample = clear_(sample.grad_sample, bad)
 
     def _check_used(self) -> None:
         """Raise if a parameter has no gradients of single examples."""

@@ -17,6 +17,7 @@ from torch import nn
 from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.noise.exact import ExactNoise
 from corrnoise.records import Ledger
+from corrnoise.torch import finite
 from corrnoise.torch.fingerprint import PositionHash, keyed
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import Placement, local
@@ -44,6 +45,14 @@ class Sums(Protocol):
         """In the sums now."""
         ...
 
+    @property
+    def left_out(self) -> torch.Tensor | int:
+        """How many of them count as zero, since their gradients are not finite.
+
+        A number on the device of the sums, if it is not 0.
+        """
+        ...
+
     def check(self) -> None:
         """Raise if what the plan was made for has changed."""
         ...
@@ -68,9 +77,10 @@ class Sums(Protocol):
 class PrivateStep:
     """Called once for each logical step, when its sums are complete.
 
-    In this order: refuse what the plan does not cover; refuse gradients that are not finite; record
-    the step in the ledger; add the noise; hand the result to the optimizer. Whatever is refused
-    leaves gradients, noise and ledger as they were.
+    In this order: refuse what the plan does not cover; refuse sums that are not finite; record the
+    step in the ledger; add the noise; hand the result to the optimizer. Whatever is refused leaves
+    gradients, noise and ledger as they were. The first step with examples that count as zero, since
+    their gradients are not finite, warns.
 
     Args:
         sums: of clipped gradients.
@@ -108,6 +118,7 @@ class PrivateStep:
         self._process, self._stand_in = os.getpid(), stand_in
         self._processes = processes
         self._on_first, self._joins = on_first, joins
+        self._warned = False
         self._hash = PositionHash(key.subkey("positions"))
         self._noise = noise
         self._placement = sums.placement
@@ -134,10 +145,11 @@ class PrivateStep:
         step = self._last(first)
         self._check(first, step)
         grads = self.sums.gradients()
-        if self._stand_in and not any(map(self._sampler.share, range(first, step + 1))):
+        empty = self._stand_in and not any(map(self._sampler.share, range(first, step + 1)))
+        if empty:
             for grad in grads:
                 grad.zero_()
-        digest = self._digest(step, grads)
+        digest = self._digest(step, grads, 0 if empty else self.sums.left_out)
         for each in range(first, step + 1):
             self.ledger.record(each, digest)
         if self._on_first is not None:
@@ -179,28 +191,45 @@ class PrivateStep:
                 f"step {step} must be taken on the {expected} examples of its batch, each once, "
                 f"but {found} are in the sum; nothing was released: begin a new loop over the data "
                 "loader that make_private returned, and call optimizer.step() once for every "
-                "physical batch"
+                "physical batch; where examples are the second dimension, pass batch_first=False"
             )
         self.sums.check()
 
-    def _digest(self, step: int, grads: Sequence[torch.Tensor]) -> str:
+    def _digest(
+        self, step: int, grads: Sequence[torch.Tensor], left_out: torch.Tensor | int
+    ) -> str:
         """64 keyed bits that tell this process's gradients from others; refuses what is not finite.
 
         The gradients have no noise yet, so that nobody without the key may compare anything.
         """
         parts = [local(grad) for grad in grads]
         norms = [torch.linalg.vector_norm(part.detach()).double() for part in parts]
+        if isinstance(left_out, torch.Tensor):  # read together, so that the device waits once
+            norms.append(left_out.to(norms[0]))
         bits = self._hash(parts)  # before anything waits for the device
         values = torch.stack(norms).tolist()
-        if not all(math.isfinite(value) for value in values):
-            raise ValueError(
-                f"gradients must be finite, got NaN or infinity in {self._where(parts)} at step "
-                f"{step}; nothing was released: lower the learning rate or mend the data, and "
-                "begin a new loop over the data loader"
-            )
+        count = int(values.pop()) if isinstance(left_out, torch.Tensor) else left_out
+        if not all(map(math.isfinite, values)):
+            values = self._wide_norms(step, parts)
         self._check_norm(step, values)
+        if count and not self._warned:
+            self._warned = True
+            finite.announce(count, self.sums.examples, step)
         text = repr((step, values, int(bits))).encode()
         return keyed(self._key, b"gradient", text)
+
+    def _wide_norms(self, step: int, parts: Sequence[torch.Tensor]) -> list[float]:
+        """Norms where float32 has none: refuses gradients that are not finite themselves."""
+        wide = [torch.linalg.vector_norm(part.detach(), dtype=torch.float64) for part in parts]
+        values: list[float] = torch.stack(wide).tolist()
+        if all(map(math.isfinite, values)):
+            return values
+        raise ValueError(
+            f"gradients must be finite, got NaN or infinity in {self._where(parts)} at step "
+            f"{step}; nothing was released: lower the learning rate or mend the data, and begin a "
+            "new loop over the data loader. In this mode no single example can be left out of a "
+            "sum; grad_sample_mode='hooks' counts it as zero"
+        )
 
     def _where(self, parts: Sequence[torch.Tensor]) -> str:
         """The first parameter whose gradient is not finite."""
@@ -209,7 +238,7 @@ class PrivateStep:
         for index, part in enumerate(flat.split(sizes)):
             if not part.isfinite().all():
                 return f"parameter {index} (shape {tuple(self.sums.params[index].shape)})"
-        return "no parameter's own gradient, but in its norm"
+        return "no parameter"
 
     def _check_norm(self, step: int, norms: Sequence[float]) -> None:
         """Raise if the sum is longer than clipped gradients can make it, rounding aside."""

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from corrnoise import _checks as checks
 from corrnoise import _progress
@@ -14,6 +14,7 @@ from corrnoise._progress import Progress
 from corrnoise.accounting import balls_in_bins, certain, gaussian, roots
 from corrnoise.accounting.balls_in_bins import Direction, Estimate
 from corrnoise.accounting.bins import Bins
+from corrnoise.accounting.proposals import Shape
 
 # The margin that a search leaves for its confirmation, relative to noise or ε, and its tolerance.
 _ROOM = 5e-4
@@ -33,6 +34,8 @@ NO_ATTEMPT = -1
 # with many bins, where there are fewer draws: as many as this product of draws and bins allows.
 _ESTIMATE_DRAWS, _LEAST_ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 4_000, 2_000, 5e-4
 _ESTIMATE_NUMBERS = 2_000_000
+# Unless a number of draws is given: as many as this product of draws and bins allows, in limits.
+_NUMBERS, _LEAST_DRAWS, _MOST_DRAWS = 50_000_000, 100_000, 500_000
 # The limits of the number of draws; with the largest one a certificate takes minutes.
 _LEAST_SAMPLES, _MOST_SAMPLES = 1_000, 100_000_000
 # The last part of the seed of each direction.
@@ -44,6 +47,8 @@ _MOST_DRAWN = 256
 
 # From the value that is searched for to (noise, ε).
 Point = Callable[[float], tuple[float, float]]
+# From a direction to the proposal that a search keeps.
+Shapes = Callable[[Direction], Shape]
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,9 @@ class Search:
 
     def __init__(self, bins: Bins, delta: float, draws: Draws, few: int | None = None) -> None:
         self.bins, self.delta, self.draws = bins, delta, draws
-        self.samples = draws.samples or max(20_000, min(500_000, 50_000_000 // bins.num_bins))
+        self.samples = draws.samples or max(
+            _LEAST_DRAWS, min(_MOST_DRAWS, _NUMBERS // bins.num_bins)
+        )
         self.few = few or max(1_000, self.samples // 10)
 
     def promising(
@@ -204,8 +211,8 @@ class Search:
 
         def rough(log_value: float) -> float:
             at = point(math.exp(log_value))
-            shape = balls_in_bins.tuples(self.bins, *at, most_triples=0).shape
-            return self._log_upper(*at, fewest, shape, normals) - math.log(self.delta)
+            shapes = self._shapes(at, most_triples=0)
+            return self._log_upper(*at, fewest, shapes, normals) - math.log(self.delta)
 
         return roots.falling(rough, top - _FIRST, (bottom, top), _NEAR / 2.0)
 
@@ -218,13 +225,19 @@ class Search:
         normals: balls_in_bins.Normals,
     ) -> float:
         """The logarithm of the promising value, with the proposal that is best at ``near``."""
-        shape = balls_in_bins.tuples(self.bins, *point(math.exp(near))).shape
+        shapes = self._shapes(point(math.exp(near)))
 
         def excess(log_value: float) -> float:
             at = point(math.exp(log_value))
-            return self._log_upper(*at, self.few, shape, normals) - math.log(self.delta)
+            return self._log_upper(*at, self.few, shapes, normals) - math.log(self.delta)
 
         return roots.falling(excess, near, limits, tolerance / 2.0)
+
+    def _shapes(self, at: tuple[float, float], **settings: int) -> Shapes:
+        """The proposals that are the best at one (noise, ε), chosen when they are needed."""
+        return cache(
+            lambda direction: balls_in_bins.best_shape(self.bins, *at, direction, **settings)
+        )
 
     def confirm(
         self, start: float, most: float, point: Point
@@ -272,7 +285,7 @@ class Search:
         sigma: float,
         epsilon: float,
         draws: int,
-        shape: balls_in_bins.Shape,
+        shapes: Shapes,
         normals: balls_in_bins.Normals,
     ) -> float:
         """The logarithm of the δ that the full number of draws would certify, from a few."""
@@ -285,7 +298,7 @@ class Search:
                 samples=draws,
                 failure_probability=self.draws.failure_probability / 4.0,
                 seed=(self.draws.seed, 0, _SEEDS[direction]),
-                shape=shape,
+                shape=shapes(direction),
                 normals=normals,
             )
             for direction in self._directions(sigma, epsilon)

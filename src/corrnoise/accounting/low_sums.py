@@ -1,0 +1,216 @@
+r"""Importance sampling for adding, for many bins: draws in which T = mean_j e^{x_j} is small.
+
+The shift along the mean of ``balls_in_bins`` bounds T from below by Jensen's inequality, which is
+loose where e^{x_j} varies much. Here some bins that are far apart are drawn with a weight
+e^{-λe^{x_j}/t}, one by one, and the others given them.
+
+With A_r and T_r as in ``many_folds``, and K_r the covariance of x_j + d_j/2 over A_r under Q, let
+κ be at least every eigenvalue of every K_r. For a number λ > 0 and c = λ/t let ω be a step
+function, ω(s) ≥ exp(-c·e^s), and
+
+    ℓ_j = E[ω(√κ·z - d_j/2)],    z a standard normal.
+
+Let C_r = Π_{j∈A_r} ℓ_j·√(κ^t/det K_r), and C the mean of C_r over r. Draw r with probability
+C_r/(bC), the x_j of A_r independently with the density ω(x_j)/ℓ_j against that of
+N(-d_j/2, κ), and all other x_j from their law under Q given these. Then, with u_j = x_j + d_j/2,
+
+    Y = C·(1 - e^ε T)_+ · Π_{j∈A_r} e^{-c·e^{x_j}}/ω(x_j)
+          · exp(-½ u^T(K_r^{-1} - I/κ)u) / mean_r e^{-λT_r}
+
+has the expectation δ_add(ε), and is at most
+
+    W = C·exp(λe^{-ε} + ε - 1)/λ,
+
+because K_r^{-1} - I/κ is positive semidefinite and mean_r e^{-λT_r} ≥ e^{-λT}.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise.accounting.bins import Bins
+from corrnoise.accounting.proposals import LARGEST_EXPONENT, Pattern, Tilt, chunks
+
+Array = npt.NDArray[np.float64]
+
+# Distances that are tried.
+_DISTANCES = 12
+# The steps of ω: between the quantiles ±this of a normal.
+_STEPS, _QUANTILE = 512, 7.0
+# Numbers of matrices that are worked on at a time.
+_ENTRIES = 1 << 18
+# λ is at most this times the number of bins that are drawn one by one.
+_LARGEST_RATE = 1e3
+# More bins than this are not drawn one by one.
+_MOST = 256
+# κ is so much larger than the largest eigenvalue, for rounding errors.
+_ROUNDING = 1e-9
+# Gram matrices whose least eigenvalue is below this part of the largest have a large W.
+_LEAST = 1e-3
+
+
+@dataclass(frozen=True)
+class LowSums:
+    """The pattern of bins that are drawn one by one, and λ."""
+
+    pattern: Pattern
+    rate: float
+
+    def at(self, bins: Bins, sigma: float, epsilon: float) -> Tilt:
+        """The proposal at this noise and ε."""
+        parts = _parts(bins, self.pattern)
+        pattern, rate, b, t = self.pattern, self.rate, bins.num_bins, self.pattern.size
+        d, gram, root = bins.squares / sigma**2, bins.gram / sigma**2, parts.root / sigma
+        steps = _Steps(d, root, rate / t)
+        log_constant = pattern.sums(steps.log_mass[None, :])[0] + parts.log_penalty
+        places, constant = pattern.bins, np.exp(log_constant - np.max(log_constant))
+        log_mean_constant = float(np.max(log_constant)) + math.log(float(np.mean(constant)))
+        of_first = np.cumsum(constant) / np.sum(constant)
+
+        def values(generator: np.random.Generator, noise: Array) -> Array:
+            count = noise.shape[0]
+            first = np.searchsorted(of_first, generator.random(count), side="right")
+            first = np.minimum(first, b - 1)
+            chosen = (first[:, None] + places) % b
+            x, log_excess = steps.draw(generator, chosen)
+            u = x + d[chosen] / 2.0
+            rows = np.arange(count)[:, None]
+            away, bend = np.zeros((count, b)), -np.sum(u * u, axis=1) / root**2
+            for part in _groups(count, t):
+                pair = np.stack([u[part], u[part] - noise[rows[part], chosen[part]] / sigma], 2)
+                solved = parts.inverse[first[part]] @ (pair * sigma**2)
+                bend[part] += np.sum(solved[:, :, 0] * u[part], axis=1)
+                away[rows[part], chosen[part]] = solved[:, :, 1]
+            log_weight = log_mean_constant + log_excess - np.maximum(bend, 0.0) / 2.0
+            shift = away @ gram
+            result = np.empty(count)
+            for part in chunks(noise):
+                ratio = np.exp(noise[part] * (1.0 / sigma) + shift[part] - d / 2.0)
+                mean = np.mean(ratio, axis=1)
+                sums = pattern.sums(ratio) * (rate / t)
+                least = np.min(sums, axis=1)
+                log_mean = np.log(np.mean(np.exp(least[:, None] - sums), axis=1)) - least
+                weight = np.exp(np.minimum(log_weight[part] - log_mean, LARGEST_EXPONENT))
+                result[part] = weight * np.maximum(1.0 - math.exp(epsilon) * mean, 0.0)
+            return result
+
+        return Tilt(values, log_mean_constant + _log_worth(rate, epsilon))
+
+
+class _Steps:
+    """ω on equal steps of x, with the law of each x_j that has it as its weight.
+
+    Args:
+        d: ‖m_j‖²/σ² for every bin.
+        root: √κ.
+        rate: c.
+    """
+
+    def __init__(self, d: Array, root: float, rate: float) -> None:
+        from scipy.special import ndtr
+
+        low, high = -_QUANTILE * root - float(np.max(d)) / 2.0, _QUANTILE * root
+        self.ends, self.rate, self.root = np.linspace(low, high, _STEPS - 1), rate, root
+        # The exponent of e^{-ce^x} at the left end of each step.
+        self.log_weight = np.append(0.0, -rate * np.exp(self.ends))
+        z = (self.ends + d[:, None] / 2.0) / root
+        zero, one = np.zeros((d.size, 1)), np.ones((d.size, 1))
+        self.below = np.hstack([zero, ndtr(z), one])
+        mass = np.diff(self.below, axis=1) * np.exp(self.log_weight)
+        sums = np.cumsum(mass, axis=1)
+        self.log_mass = np.log(sums[:, -1])
+        # All rows in one ascending array: that of bin j has the numbers j + (0, 1].
+        self.table = (np.arange(d.size)[:, None] + sums / sums[:, -1:]).reshape(-1)
+        self.half = d / 2.0
+
+    def draw(
+        self, generator: np.random.Generator, bins: npt.NDArray[np.int64]
+    ) -> tuple[Array, Array]:
+        """The x_j of some bins, and for each row the sum of log(e^{-ce^{x_j}}/ω(x_j))."""
+        from scipy.special import ndtri
+
+        found = np.searchsorted(self.table, bins + generator.random(bins.shape), side="right")
+        step = np.clip(found - bins * _STEPS, 0, _STEPS - 1)
+        low, high = self.below[bins, step], self.below[bins, step + 1]
+        z = ndtri(low + (high - low) * generator.random(bins.shape))
+        x = np.clip(z, -38.0, 38.0) * self.root - self.half[bins]
+        # Rounding must not carry x out of its step to the left, where ω is larger.
+        x = np.maximum(x, np.append(-np.inf, self.ends)[step])
+        log_excess = -self.rate * np.exp(x) - self.log_weight[step]
+        return x, np.sum(log_excess, axis=1)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What σ does not change: √κ, K_r^{-1} and log √(κ^t/det K_r) for every r, for σ = 1."""
+
+    root: float
+    inverse: Array
+    log_penalty: Array
+
+
+@lru_cache(maxsize=4)
+def _parts(bins: Bins, pattern: Pattern) -> _Parts:
+    chosen = (np.arange(bins.num_bins)[:, None] + pattern.bins) % bins.num_bins
+    grams = bins.gram[chosen[:, :, None], chosen[:, None, :]]
+    # No eigenvalue exceeds the largest sum of a row.
+    largest = float(np.max(np.sum(np.abs(grams), axis=2))) * (1.0 + _ROUNDING)
+    _, log_det = np.linalg.slogdet(grams)
+    log_penalty = (pattern.size * math.log(largest) - log_det) / 2.0
+    return _Parts(math.sqrt(largest), np.linalg.inv(grams), log_penalty)
+
+
+def _groups(count: int, size: int) -> Iterator[slice]:
+    """Parts of the rows whose matrices K_r^{-1} fit into a cache."""
+    step = max(1, _ENTRIES // size**2)
+    for start in range(0, count, step):
+        yield slice(start, start + step)
+
+
+def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, LowSums] | None:
+    """The logarithm of the least W, about, and its pattern and λ; ``None`` where there is none."""
+    b = bins.num_bins
+    distances = sorted(set(np.geomspace(1.0, max(b // 2, 1), _DISTANCES).astype(int).tolist()))
+    patterns = [Pattern(b // distance, distance) for distance in distances]
+    each = (_least(bins, sigma, epsilon, x) for x in patterns if 1 < x.size <= _MOST)
+    found = [pair for pair in each if pair is not None]
+    return min(found, key=lambda pair: pair[0]) if found else None
+
+
+def _least(
+    bins: Bins, sigma: float, epsilon: float, pattern: Pattern
+) -> tuple[float, LowSums] | None:
+    """The logarithm of W for the best λ, from the bins in the middle: it serves to choose."""
+    from scipy.optimize import minimize_scalar
+
+    middle, t = bins.num_bins // 2, pattern.size
+    chosen = (middle + pattern.bins) % bins.num_bins
+    gram = bins.gram[np.ix_(chosen, chosen)]
+    values, largest = np.linalg.eigvalsh(gram), float(np.max(np.sum(np.abs(gram), axis=1)))
+    if values[0] < _LEAST * largest:
+        return None
+    penalty = float(np.sum(np.log(largest / values))) / 2.0
+    z = np.linspace(-_QUANTILE, _QUANTILE, _STEPS)
+    mass = np.exp(-z * z / 2.0)
+    mass /= np.sum(mass)
+    each = np.exp(math.sqrt(largest) / sigma * z - bins.squares[middle] / (2.0 * sigma**2))
+
+    def log_largest(log_rate: float) -> float:
+        rate = math.exp(log_rate)
+        log_mean = t * math.log(float(mass @ np.exp(-rate / t * each)))
+        return log_mean + penalty + _log_worth(rate, epsilon)
+
+    limits = (-2.0, math.log(_LARGEST_RATE * t))
+    found = minimize_scalar(log_largest, bounds=limits, method="bounded", options={"xatol": 1e-2})
+    return float(found.fun), LowSums(pattern, math.exp(float(found.x)))
+
+
+def _log_worth(rate: float, epsilon: float) -> float:
+    """The logarithm of a bound of e^{λT}(1 - e^ε T) for T < e^{-ε}."""
+    return rate * math.exp(-epsilon) + epsilon - 1.0 - math.log(rate)

@@ -172,9 +172,11 @@ def best_shape(
     """The proposal with the least W; one for many bins only where its W is clearly less."""
     if direction == "add":
         shift = Shift()
+        usual = shift.at(bins, sigma, epsilon).log_largest - _CLEARLY
         low = low_sums.best(bins, sigma, epsilon)
-        usual = shift.at(bins, sigma, epsilon).log_largest
-        return low[1] if low is not None and low[0] < usual - _CLEARLY else shift
+        if low is None or low[0] > usual:
+            return shift
+        return low[1] if low[1].at(bins, sigma, epsilon).log_largest <= usual else shift
     many = many_folds.best(bins, sigma, epsilon)
     if many is not None and many[1].folds > _FEW_FOLDS:
         return many[1]

@@ -4,24 +4,25 @@ The shift along the mean of ``balls_in_bins`` bounds T from below by Jensen's in
 loose where e^{x_j} varies much. Here some bins that are far apart are drawn with a weight
 e^{-λe^{x_j}/t}, one by one, and the others given them.
 
-With A_r and T_r as in ``many_folds``, and K_r the covariance of x_j + d_j/2 over A_r under Q, let
-κ be at least every eigenvalue of every K_r. For a number λ > 0 and c = λ/t let ω be a step
-function, ω(s) ≥ exp(-c·e^s), and
+With A_r and T_r as in ``many_folds``, let K_r be the covariance of u_j = x_j + d_j/2 over A_r under
+Q, and D_r its diagonal, the d_j. Let κ be at least every eigenvalue of every correlation matrix
+D_r^{-1/2} K_r D_r^{-1/2}. For a number λ > 0 and c = λ/t let ω be a step function,
+ω(s) ≥ exp(-c·e^s), and
 
-    ℓ_j = E[ω(√κ·z - d_j/2)],    z a standard normal.
+    ℓ_j = E[ω(√(κd_j)·z - d_j/2)],    z a standard normal.
 
-Let C_r = Π_{j∈A_r} ℓ_j·√(κ^t/det K_r), and C the mean of C_r over r. Draw r with probability
-C_r/(bC), the x_j of A_r independently with the density ω(x_j)/ℓ_j against that of
-N(-d_j/2, κ), and all other x_j from their law under Q given these. Then, with u_j = x_j + d_j/2,
+Let C_r = Π_{j∈A_r} ℓ_j·√(κ^t det D_r/det K_r), and C the mean of C_r over r. Draw r with
+probability C_r/(bC), the x_j of A_r independently with the density ω(x_j)/ℓ_j against that of
+N(-d_j/2, κd_j), and all other x_j from their law under Q given these. Then
 
     Y = C·(1 - e^ε T)_+ · Π_{j∈A_r} e^{-c·e^{x_j}}/ω(x_j)
-          · exp(-½ u^T(K_r^{-1} - I/κ)u) / mean_r e^{-λT_r}
+          · exp(-½ u^T(K_r^{-1} - (κD_r)^{-1})u) / mean_r e^{-λT_r}
 
 has the expectation δ_add(ε), and is at most
 
     W = C·exp(λe^{-ε} + ε - 1)/λ,
 
-because K_r^{-1} - I/κ is positive semidefinite and mean_r e^{-λT_r} ≥ e^{-λT}.
+because K_r^{-1} - (κD_r)^{-1} is positive semidefinite and mean_r e^{-λT_r} ≥ e^{-λT}.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ _LARGEST_RATE = 1e3
 _MOST = 256
 # κ is so much larger than the largest eigenvalue, for rounding errors.
 _ROUNDING = 1e-9
-# Gram matrices whose least eigenvalue is below this part of the largest have a large W.
-_LEAST = 1e-3
+# Correlation matrices with larger sums of a row are not used: no eigenvalue is below 2 minus this.
+_LARGEST_SUM = 1.9
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,12 @@ class LowSums:
     def at(self, bins: Bins, sigma: float, epsilon: float) -> Tilt:
         """The proposal at this noise and ε."""
         parts = _parts(bins, self.pattern)
+        if parts is None:
+            return Tilt(_none, math.inf)
         pattern, rate, b, t = self.pattern, self.rate, bins.num_bins, self.pattern.size
-        d, gram, root = bins.squares / sigma**2, bins.gram / sigma**2, parts.root / sigma
-        steps = _Steps(d, root, rate / t)
+        d, gram = bins.squares / sigma**2, bins.gram / sigma**2
+        variance = parts.most * d
+        steps = _Steps(d, np.sqrt(variance), rate / t)
         log_constant = pattern.sums(steps.log_mass[None, :])[0] + parts.log_penalty
         places, constant = pattern.bins, np.exp(log_constant - np.max(log_constant))
         log_mean_constant = float(np.max(log_constant)) + math.log(float(np.mean(constant)))
@@ -81,7 +85,7 @@ class LowSums:
             x, log_excess = steps.draw(generator, chosen)
             u = x + d[chosen] / 2.0
             rows = np.arange(count)[:, None]
-            away, bend = np.zeros((count, b)), -np.sum(u * u, axis=1) / root**2
+            away, bend = np.zeros((count, b)), -np.sum(u * u / variance[chosen], axis=1)
             for part in _groups(count, t):
                 pair = np.stack([u[part], u[part] - noise[rows[part], chosen[part]] / sigma], 2)
                 solved = parts.inverse[first[part]] @ (pair * sigma**2)
@@ -108,18 +112,19 @@ class _Steps:
 
     Args:
         d: ‖m_j‖²/σ² for every bin.
-        root: √κ.
+        root: √(κd_j) for every bin.
         rate: c.
     """
 
-    def __init__(self, d: Array, root: float, rate: float) -> None:
+    def __init__(self, d: Array, root: Array, rate: float) -> None:
         from scipy.special import ndtr
 
-        low, high = -_QUANTILE * root - float(np.max(d)) / 2.0, _QUANTILE * root
+        high = _QUANTILE * float(np.max(root))
+        low = -high - float(np.max(d)) / 2.0
         self.ends, self.rate, self.root = np.linspace(low, high, _STEPS - 1), rate, root
         # The exponent of e^{-ce^x} at the left end of each step.
         self.log_weight = np.append(0.0, -rate * np.exp(self.ends))
-        z = (self.ends + d[:, None] / 2.0) / root
+        z = (self.ends + d[:, None] / 2.0) / root[:, None]
         zero, one = np.zeros((d.size, 1)), np.ones((d.size, 1))
         self.below = np.hstack([zero, ndtr(z), one])
         mass = np.diff(self.below, axis=1) * np.exp(self.log_weight)
@@ -139,31 +144,52 @@ class _Steps:
         step = np.clip(found - bins * _STEPS, 0, _STEPS - 1)
         low, high = self.below[bins, step], self.below[bins, step + 1]
         z = ndtri(low + (high - low) * generator.random(bins.shape))
-        x = np.clip(z, -38.0, 38.0) * self.root - self.half[bins]
+        x = np.clip(z, -38.0, 38.0) * self.root[bins] - self.half[bins]
         # Rounding must not carry x out of its step to the left, where ω is larger.
         x = np.maximum(x, np.append(-np.inf, self.ends)[step])
         log_excess = -self.rate * np.exp(x) - self.log_weight[step]
         return x, np.sum(log_excess, axis=1)
 
 
+def _none(generator: np.random.Generator, noise: Array) -> Array:
+    raise AssertionError("a proposal with an infinite W must not be drawn from")
+
+
 @dataclass(frozen=True)
 class _Parts:
-    """What σ does not change: √κ, K_r^{-1} and log √(κ^t/det K_r) for every r, for σ = 1."""
+    """What σ does not change: κ, K_r^{-1} and log √(κ^t det D_r/det K_r) for every r, for σ = 1."""
 
-    root: float
+    most: float
     inverse: Array
     log_penalty: Array
 
 
 @lru_cache(maxsize=4)
-def _parts(bins: Bins, pattern: Pattern) -> _Parts:
+def _parts(bins: Bins, pattern: Pattern) -> _Parts | None:
+    """``None`` where a correlation matrix may be nearly singular."""
     chosen = (np.arange(bins.num_bins)[:, None] + pattern.bins) % bins.num_bins
-    grams = bins.gram[chosen[:, :, None], chosen[:, None, :]]
-    # No eigenvalue exceeds the largest sum of a row.
-    largest = float(np.max(np.sum(np.abs(grams), axis=2))) * (1.0 + _ROUNDING)
-    _, log_det = np.linalg.slogdet(grams)
-    log_penalty = (pattern.size * math.log(largest) - log_det) / 2.0
-    return _Parts(math.sqrt(largest), np.linalg.inv(grams), log_penalty)
+    found = _correlations(bins, chosen)
+    if found is None:
+        return None
+    matrices, most = found
+    roots = np.sqrt(bins.squares[chosen])
+    _, log_det = np.linalg.slogdet(matrices)
+    inverse: Array = np.linalg.inv(matrices) / (roots[:, :, None] * roots[:, None, :])
+    return _Parts(most, inverse, (pattern.size * math.log(most) - log_det) / 2.0)
+
+
+def _correlations(
+    bins: Bins, chosen: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float64], float] | None:
+    """The correlation matrices of some bins and κ; ``None`` where one may be nearly singular."""
+    squares = bins.squares[chosen]
+    if float(np.min(squares)) <= 0.0:
+        return None
+    matrices = bins.gram[chosen[..., :, None], chosen[..., None, :]]
+    matrices /= np.sqrt(squares[..., :, None] * squares[..., None, :])
+    # Every eigenvalue is within the sum of the other entries of a row from 1 (Gershgorin).
+    most = float(np.max(np.sum(np.abs(matrices), axis=-1))) * (1.0 + _ROUNDING)
+    return (matrices, most) if most <= _LARGEST_SUM else None
 
 
 def _groups(count: int, size: int) -> Iterator[slice]:
@@ -190,16 +216,16 @@ def _least(
     from scipy.optimize import minimize_scalar
 
     middle, t = bins.num_bins // 2, pattern.size
-    chosen = (middle + pattern.bins) % bins.num_bins
-    gram = bins.gram[np.ix_(chosen, chosen)]
-    values, largest = np.linalg.eigvalsh(gram), float(np.max(np.sum(np.abs(gram), axis=1)))
-    if values[0] < _LEAST * largest:
+    correlations = _correlations(bins, (middle + pattern.bins) % bins.num_bins)
+    if correlations is None:
         return None
-    penalty = float(np.sum(np.log(largest / values))) / 2.0
+    matrix, most = correlations
+    penalty = (t * math.log(most) - float(np.linalg.slogdet(matrix)[1])) / 2.0
+    d = float(bins.squares[middle]) / sigma**2
     z = np.linspace(-_QUANTILE, _QUANTILE, _STEPS)
     mass = np.exp(-z * z / 2.0)
     mass /= np.sum(mass)
-    each = np.exp(math.sqrt(largest) / sigma * z - bins.squares[middle] / (2.0 * sigma**2))
+    each = np.exp(math.sqrt(most * d) * z - d / 2.0)
 
     def log_largest(log_rate: float) -> float:
         rate = math.exp(log_rate)

@@ -72,7 +72,7 @@ class ManyFolds:
             rows, columns = np.nonzero(in_bins)
             at = (first[rows] + places[columns]) % b
             times = csr_array((in_bins[rows, columns], (rows, at)), shape=(count, b))
-            shift: Array = times @ gram
+            shift = np.asarray(times @ gram, dtype=np.float64)
             shift -= half
             log_weight = times.multiply(shift - half).sum(axis=1) / 2.0
             log_weight -= own * np.sum(in_bins * (in_bins - 1), axis=1) / 2.0

@@ -41,10 +41,12 @@ exp(τ⟨m̄, y⟩/σ² + τ²‖m̄‖²/(2σ²)), is at most
 
 With many bins that vary much, ``low_sums`` has a smaller W.
 
-**Certificate.** The expectation of N independent draws in [0, W] is bounded from above by Maurer
-and Pontil's empirical Bernstein inequality (2009): with probability 1 - η over the draws,
+**Certificate.** Let Y_1, …, Y_N be independent draws in [0, W] of expectation δ, φ in (0, 1) and
+λ = φ/W. Then E[Π(1 - λY_i)] = (1 - λδ)^N, so by Markov's inequality, with probability 1 - η,
 
-    δ ≤ mean + √(2·var·log(2/η)/N) + 7·W·log(2/η)/(3(N-1)).
+    Nλδ ≤ -N·log(1 - λδ) ≤ log(1/η) - Σ log(1 - λY_i) ≤ log(1/η) + λ·ΣY_i + κλ²·ΣY_i²,
+
+with κ = (-log(1-φ) - φ)/φ². The least value over several φ is taken, which share η.
 """
 
 from __future__ import annotations
@@ -71,10 +73,15 @@ Direction = Literal["remove", "add"]
 _MOST_TRIPLES = 400
 # Floats that one thread draws at a time.
 _BLOCK = 1 << 21
-# Tuples of at most three folds are not tried where more folds than this have the least W.
-_FEW_FOLDS = 8
+# With more bins than this it takes long to choose few folds. It is not worth while where more folds
+# than the second number have the least W.
+_MANY_BINS, _FEW_FOLDS = 400, 8
 # The proposals for many bins are taken where the logarithm of their W is less by this.
 _CLEARLY = math.log(1.5)
+# φ of a certificate, and κ. The last one is the best for 10⁸ draws that are all equal.
+_PARTS = [
+    (part, (-math.log1p(-part) - part) / part**2) for part in (0.9 * 0.5**i for i in range(12))
+]
 # The limits of log τ of the shift for adding.
 _LOG_TAU = (-6.0, 9.0)
 
@@ -118,9 +125,14 @@ class Estimate:
 
     def upper_with(self, samples: int) -> float:
         """The value of ``upper`` for another number of draws with this mean and variance."""
-        log_term = math.log(2.0 / self.failure_probability)
-        deviation = self.standard_error * math.sqrt(2.0 * log_term * self.samples / samples)
-        return self.mean + deviation + 7.0 * self.largest * log_term / (3.0 * (samples - 1))
+        if self.largest == 0.0:
+            return self.mean
+        log_term = math.log(len(_PARTS) / self.failure_probability)
+        square = self.standard_error**2 * (self.samples - 1) + self.mean**2
+        return self.mean + min(
+            bend * part * square / self.largest + self.largest * log_term / (part * samples)
+            for part, bend in _PARTS
+        )
 
 
 def estimate(
@@ -178,7 +190,7 @@ def best_shape(
             return shift
         return low[1] if low[1].at(bins, sigma, epsilon).log_largest <= usual else shift
     many = many_folds.best(bins, sigma, epsilon)
-    if many is not None and many[1].folds > _FEW_FOLDS:
+    if many is not None and bins.num_bins > _MANY_BINS and many[1].folds > _FEW_FOLDS:
         return many[1]
     few = tuples(bins, sigma, epsilon, most_triples)
     return many[1] if many is not None and many[0] < few.log_largest - _CLEARLY else few.shape

@@ -141,7 +141,8 @@ class _Steps:
         from scipy.special import ndtri
 
         found = np.searchsorted(self.table, bins + generator.random(bins.shape), side="right")
-        step = np.clip(found - bins * _STEPS, 0, _STEPS - 1)
+        count = self.log_weight.size
+        step = np.clip(found - bins * count, 0, count - 1)
         low, high = self.below[bins, step], self.below[bins, step + 1]
         z = ndtri(low + (high - low) * generator.random(bins.shape))
         x = np.clip(z, -38.0, 38.0) * self.root[bins] - self.half[bins]

@@ -163,7 +163,7 @@ def test_every_number_of_folds_is_unbiased_and_keeps_its_bound(folds):
     reference = sampled(bins, 2.0, 2.0, samples=400_000, seed=1)
     shape = balls_in_bins._best_tuples(bins, 2.0, 2.0, folds).shape
     assert shape.folds == folds
-    tilt = balls_in_bins._tilt_remove(bins, 2.0, 2.0, shape)
+    tilt = shape.at(bins, 2.0, 2.0)
     generator = np.random.default_rng(5)
     values = tilt.values(generator, bins.draw(generator, 100_000))
     assert values.max() <= tilt.largest * (1 + 1e-12)
@@ -175,7 +175,7 @@ def test_every_number_of_folds_is_unbiased_and_keeps_its_bound(folds):
 
 def test_weight_bound_of_adding():
     bins = bins_of(mechanisms.bisr(workloads.prefix_sum(40), num_bands=3).strategy_coef, 8)
-    tilt = balls_in_bins._tilt_add(bins, 2.0, 2.0)
+    tilt = balls_in_bins.Shift().at(bins, 2.0, 2.0)
     generator = np.random.default_rng(6)
     values = tilt.values(generator, bins.draw(generator, 100_000))
     assert values.min() >= 0

@@ -32,7 +32,7 @@ def test_no_function_changed_since_its_page_was_read(page):
 def test_there_is_a_page_for_every_result():
     wanted = {"sensitivity", "balls-in-bins", "importance-sampling", "without-draws"}
     wanted |= {"early-stopping", "poisson", "normals", "clipping", "floating-point", "index"}
-    wanted |= {"random-allocation", "sums-on-grids"}
+    wanted |= {"random-allocation", "sums-on-grids", "many-bins"}
     assert {page.removesuffix(".md") for page in PAGES} == wanted
 
 

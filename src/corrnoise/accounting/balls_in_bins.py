@@ -29,17 +29,24 @@ Z·e^L/(mean_j e^{θx_j})^f, is at most
 and its second moment is at most W·δ: for every δ, the relative error after N draws is about
 √(W/(δN)). With θ = 1, W is the bound on δ that the Rényi divergence of order f gives; f and θ are
 chosen for the least W, with f up to 3 where b is small. (f = 1 alone leaves a slack of up to
-b^{τ-1}.)
+b^{τ-1}.) With many bins and a small ε, ``many_folds`` has a smaller W.
 
 **Adding.** L ≥ mean_j x_j (Jensen), so L < -ε needs ⟨m̄, y⟩/σ² < d̄/2 - ε, with m̄ and d̄ the means.
 Hence, with no random draws, δ_add ≤ Φ(-(ε - d̄/2)σ/‖m̄‖), which is often far below any target. Where
-it is not, y is drawn from N(-τm̄, σ²I), and the weight is at most
-exp(-τ(ε - d̄/2) + τ²‖m̄‖²/(2σ²)).
+it is not, y is drawn from N(-τm̄, σ²I). The integrand, including its weight
+exp(τ⟨m̄, y⟩/σ² + τ²‖m̄‖²/(2σ²)), is at most
 
-**Certificate.** The expectation of N independent draws in [0, W] is bounded from above by Maurer
-and Pontil's empirical Bernstein inequality (2009): with probability 1 - η over the draws,
+    exp(τL + τd̄/2 + τ²‖m̄‖²/(2σ²))·(1 - e^{ε+L})_+
+      ≤  W = exp(-τ(ε - d̄/2) + τ²‖m̄‖²/(2σ²))·τ^τ/(τ+1)^{τ+1}.
 
-    δ ≤ mean + √(2·var·log(2/η)/N) + 7·W·log(2/η)/(3(N-1)).
+With many bins that vary much, ``low_sums`` has a smaller W.
+
+**Certificate.** Let Y_1, …, Y_N be independent draws in [0, W] of expectation δ, φ in (0, 1) and
+λ = φ/W. Then E[Π(1 - λY_i)] = (1 - λδ)^N, so by Markov's inequality, with probability 1 - η,
+
+    Nλδ ≤ -N·log(1 - λδ) ≤ log(1/η) - Σ log(1 - λY_i) ≤ log(1/η) + λ·ΣY_i + κλ²·ΣY_i²,
+
+with κ = (-log(1-φ) - φ)/φ². The least value over several φ is taken, which share η.
 """
 
 from __future__ import annotations
@@ -55,15 +62,28 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise._progress import Progress
+from corrnoise.accounting import low_sums, many_folds
 from corrnoise.accounting.bins import Bins, Indices
+from corrnoise.accounting.proposals import Shape, Tilt, chunks
 
 Array = npt.NDArray[np.float64]
 Direction = Literal["remove", "add"]
 
 # Triples of bins, which take b³ operations, are used up to this many bins.
 _MOST_TRIPLES = 400
-# Floats that one thread draws at a time, and those that it then works on: they fit into a cache.
-_BLOCK, _CHUNK = 1 << 21, 1 << 15
+# Floats that one thread draws at a time.
+_BLOCK = 1 << 21
+# With more bins than this it takes long to choose few folds. It is not worth while where more folds
+# than the second number have the least W.
+_MANY_BINS, _FEW_FOLDS = 400, 8
+# The proposals for many bins are taken where the logarithm of their W is less by this.
+_CLEARLY = math.log(1.5)
+# φ of a certificate, and κ. The last one is the best for 10⁸ draws that are all equal.
+_PARTS = [
+    (part, (-math.log1p(-part) - part) / part**2) for part in (0.9 * 0.5**i for i in range(12))
+]
+# The limits of log τ of the shift for adding.
+_LOG_TAU = (-6.0, 9.0)
 
 
 @dataclass(frozen=True)
@@ -105,9 +125,14 @@ class Estimate:
 
     def upper_with(self, samples: int) -> float:
         """The value of ``upper`` for another number of draws with this mean and variance."""
-        log_term = math.log(2.0 / self.failure_probability)
-        deviation = self.standard_error * math.sqrt(2.0 * log_term * self.samples / samples)
-        return self.mean + deviation + 7.0 * self.largest * log_term / (3.0 * (samples - 1))
+        if self.largest == 0.0:
+            return self.mean
+        log_term = math.log(len(_PARTS) / self.failure_probability)
+        square = self.standard_error**2 * (self.samples - 1) + self.mean**2
+        return self.mean + min(
+            bend * part * square / self.largest + self.largest * log_term / (part * samples)
+            for part, bend in _PARTS
+        )
 
 
 def estimate(
@@ -128,11 +153,7 @@ def estimate(
     The random numbers depend on ``seed`` alone, not on σ, ε or the number of cores. A search at
     many σ or ε saves time by a fixed ``shape`` and by keeping its ``normals``.
     """
-    tilt = (
-        _tilt_remove(bins, sigma, epsilon, shape)
-        if direction == "remove"
-        else _tilt_add(bins, sigma, epsilon)
-    )
+    tilt = (shape or best_shape(bins, sigma, epsilon, direction)).at(bins, sigma, epsilon)
     total = square = 0.0
     done = 0
     for count, first, second in _in_blocks(bins, tilt.values, samples, seed, normals):
@@ -153,48 +174,97 @@ def add_bound(bins: Bins, sigma: float, epsilon: float) -> float:
     return float(ndtr(-margin * sigma / math.sqrt(bins.mean_square)))
 
 
-@dataclass(frozen=True)
-class _Tilt:
-    """An integrand on draws (generator, Gaussian inner products), and its largest value."""
-
-    values: Callable[[np.random.Generator, Array], Array]
-    largest: float
-
-
-def _tilt_remove(bins: Bins, sigma: float, epsilon: float, shape: Shape | None = None) -> _Tilt:
-    half = bins.squares / (2.0 * sigma**2)
-    if shape is None:
-        chosen = tuples(bins, sigma, epsilon)
-    else:
-        chosen = Tuples(bins, sigma, epsilon, shape.theta, shape.folds)
-    theta, folds = chosen.theta, chosen.folds
-
-    def values(generator: np.random.Generator, noise: Array) -> Array:
-        scaled, bins_of = bins.gram * (theta / sigma**2), chosen.draw(generator, noise.shape[0])
-        result = np.empty(noise.shape[0])
-        for rows in _chunks(noise):
-            x = noise[rows] * (1.0 / sigma)
-            x -= half
-            for bin_ in bins_of:
-                x += scaled[bin_[rows]]
-            top = np.max(x, axis=1)
-            x -= top[:, None]
-            loss = top + np.log(np.mean(np.exp(x), axis=1))
-            x *= theta
-            power = folds * (theta * top + np.log(np.mean(np.exp(x, out=x), axis=1)))
-            weight = np.exp(np.minimum(loss - power + chosen.log_z, 700.0))
-            result[rows] = weight * -np.expm1(np.minimum(epsilon - loss, 0.0))
-        return result
-
-    # The weights are capped at e^700 too; a W that large certifies nothing.
-    return _Tilt(values, math.exp(min(chosen.log_largest, 700.0)))
+def best_shape(
+    bins: Bins,
+    sigma: float,
+    epsilon: float,
+    direction: Direction,
+    most_triples: int = _MOST_TRIPLES,
+) -> Shape:
+    """The proposal with the least W; one for many bins only where its W is clearly less."""
+    if direction == "add":
+        shift = Shift()
+        usual = shift.at(bins, sigma, epsilon).log_largest - _CLEARLY
+        low = low_sums.best(bins, sigma, epsilon)
+        if low is None or low[0] > usual:
+            return shift
+        return low[1] if low[1].at(bins, sigma, epsilon).log_largest <= usual else shift
+    many = many_folds.best(bins, sigma, epsilon)
+    if many is not None and bins.num_bins > _MANY_BINS and many[1].folds > _FEW_FOLDS:
+        return many[1]
+    few = tuples(bins, sigma, epsilon, most_triples)
+    return many[1] if many is not None and many[0] < few.log_largest - _CLEARLY else few.shape
 
 
-class Shape(NamedTuple):
-    """The number of folds f and θ."""
+class FewFolds(NamedTuple):
+    """The number of folds f, at most 3, and θ."""
 
     folds: int
     theta: float
+
+    def at(self, bins: Bins, sigma: float, epsilon: float) -> Tilt:
+        """The proposal for removing at this noise and ε."""
+        theta, folds = self.theta, self.folds
+        half = bins.squares / (2.0 * sigma**2)
+        chosen = Tuples(bins, sigma, epsilon, theta, folds)
+
+        def values(generator: np.random.Generator, noise: Array) -> Array:
+            scaled, bins_of = bins.gram * (theta / sigma**2), chosen.draw(generator, noise.shape[0])
+            result = np.empty(noise.shape[0])
+            for rows in chunks(noise):
+                x = noise[rows] * (1.0 / sigma)
+                x -= half
+                for bin_ in bins_of:
+                    x += scaled[bin_[rows]]
+                top = np.max(x, axis=1)
+                x -= top[:, None]
+                loss = top + np.log(np.mean(np.exp(x), axis=1))
+                x *= theta
+                power = folds * (theta * top + np.log(np.mean(np.exp(x, out=x), axis=1)))
+                weight = np.exp(np.minimum(loss - power + chosen.log_z, 700.0))
+                result[rows] = weight * -np.expm1(np.minimum(epsilon - loss, 0.0))
+            return result
+
+        return Tilt(values, chosen.log_largest)
+
+
+class Shift(NamedTuple):
+    """The shift of y along the average of the means, for adding; τ is chosen at each σ and ε."""
+
+    def at(self, bins: Bins, sigma: float, epsilon: float) -> Tilt:
+        """The proposal for adding at this noise and ε, with the least W over τ."""
+        from scipy.optimize import minimize_scalar
+
+        d = bins.squares / sigma**2
+        margin = epsilon - float(np.mean(d)) / 2.0
+        spread = bins.mean_square / sigma**2
+
+        def log_largest(log_tau: float) -> float:
+            tau = math.exp(log_tau)
+            worth = tau * log_tau - (tau + 1.0) * math.log1p(tau)
+            return -tau * margin + tau * tau * spread / 2.0 + worth
+
+        found = minimize_scalar(
+            log_largest, bounds=_LOG_TAU, method="bounded", options={"xatol": 1e-3}
+        )
+        tau = math.exp(float(found.x))
+        down = tau * bins.inner_with_mean / sigma**2 + d / 2.0
+
+        def values(generator: np.random.Generator, noise: Array) -> Array:
+            result = np.empty(noise.shape[0])
+            for rows in chunks(noise):
+                x = noise[rows] * (1.0 / sigma)
+                along = np.mean(x, axis=1) - tau * spread  # ⟨m̄, y⟩/σ²
+                x -= down
+                top = np.max(x, axis=1)
+                x -= top[:, None]
+                loss = top + np.log(np.mean(np.exp(x, out=x), axis=1))
+                inside = loss < -epsilon
+                weight = np.exp(np.where(inside, tau * along + tau * tau * spread / 2.0, -np.inf))
+                result[rows] = weight * -np.expm1(np.minimum(epsilon + loss, 0.0))
+            return result
+
+        return Tilt(values, log_largest(math.log(tau)))
 
 
 def tuples(bins: Bins, sigma: float, epsilon: float, most_triples: int = _MOST_TRIPLES) -> Tuples:
@@ -258,9 +328,9 @@ class Tuples:
         )
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> FewFolds:
         """The number of folds and θ."""
-        return Shape(self.folds, self.theta)
+        return FewFolds(self.folds, self.theta)
 
     def draw(self, generator: np.random.Generator, count: int) -> list[Indices]:
         """Draw ``count`` tuples: one array of bins for each fold."""
@@ -279,37 +349,6 @@ def _choose(generator: np.random.Generator, weights: Array) -> Indices:
     totals = np.cumsum(weights, axis=1)
     goals = generator.random(len(totals)) * totals[:, -1]
     return np.minimum(np.sum(totals < goals[:, None], axis=1), totals.shape[1] - 1)
-
-
-def _tilt_add(bins: Bins, sigma: float, epsilon: float) -> _Tilt:
-    d = bins.squares / sigma**2
-    margin = epsilon - float(np.mean(d)) / 2.0
-    spread = bins.mean_square / sigma**2
-    tau = max(margin / spread, 0.0)
-    down = tau * bins.inner_with_mean / sigma**2 + d / 2.0
-
-    def values(generator: np.random.Generator, noise: Array) -> Array:
-        result = np.empty(noise.shape[0])
-        for rows in _chunks(noise):
-            x = noise[rows] * (1.0 / sigma)
-            along = np.mean(x, axis=1) - tau * spread  # ⟨m̄, y⟩/σ²
-            x -= down
-            top = np.max(x, axis=1)
-            x -= top[:, None]
-            loss = top + np.log(np.mean(np.exp(x, out=x), axis=1))
-            inside = loss < -epsilon
-            weight = np.exp(np.where(inside, tau * along + tau * tau * spread / 2.0, -np.inf))
-            result[rows] = weight * -np.expm1(np.minimum(epsilon + loss, 0.0))
-        return result
-
-    return _Tilt(values, math.exp(-tau * margin + tau * tau * spread / 2.0))
-
-
-def _chunks(noise: Array) -> Iterator[slice]:
-    """Parts of the rows that fit into a cache."""
-    size = max(1, _CHUNK // noise.shape[1])
-    for start in range(0, noise.shape[0], size):
-        yield slice(start, start + size)
 
 
 class Normals:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from corrnoise import _checks as checks
 from corrnoise import _progress
@@ -14,6 +14,7 @@ from corrnoise._progress import Progress
 from corrnoise.accounting import balls_in_bins, certain, gaussian, roots
 from corrnoise.accounting.balls_in_bins import Direction, Estimate
 from corrnoise.accounting.bins import Bins
+from corrnoise.accounting.proposals import Shape
 
 # The margin that a search leaves for its confirmation, relative to noise or ε, and its tolerance.
 _ROOM = 5e-4
@@ -33,6 +34,10 @@ NO_ATTEMPT = -1
 # with many bins, where there are fewer draws: as many as this product of draws and bins allows.
 _ESTIMATE_DRAWS, _LEAST_ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 4_000, 2_000, 5e-4
 _ESTIMATE_NUMBERS = 2_000_000
+# Unless a number of draws is given: as many as this product of draws and bins allows, in limits.
+_NUMBERS, _LEAST_DRAWS, _MOST_DRAWS = 50_000_000, 100_000, 500_000
+# More of them where W is large: this times W/δ, within a larger product of draws and bins.
+_PER_LARGEST, _MOST_NUMBERS = 90.0, 300_000_000
 # The limits of the number of draws; with the largest one a certificate takes minutes.
 _LEAST_SAMPLES, _MOST_SAMPLES = 1_000, 100_000_000
 # The last part of the seed of each direction.
@@ -44,6 +49,8 @@ _MOST_DRAWN = 256
 
 # From the value that is searched for to (noise, ε).
 Point = Callable[[float], tuple[float, float]]
+# From a direction to the proposal that a search keeps.
+Shapes = Callable[[Direction], Shape]
 
 
 @dataclass(frozen=True)
@@ -147,14 +154,15 @@ def estimate_noise(
 ) -> float:
     """An estimate, from few draws, of the noise that a certificate needs.
 
-    It serves to rank mechanisms, in a tenth of the time; it certifies nothing. ``near`` is a guess.
+    It serves to rank mechanisms, in a tenth of the time; it certifies nothing. Removing an example
+    alone is looked at: adding one has about the same price or a lower one. ``near`` is a guess.
     """
     if bins.orthogonal:
         return certain.noise(bins, epsilon, delta)
     if samples is None:
         fewer = max(_LEAST_ESTIMATE_DRAWS, _ESTIMATE_NUMBERS // bins.num_bins)
         samples = min(_ESTIMATE_DRAWS, fewer)
-    search = Search(bins, delta, draws, samples)
+    search = Search(bins, delta, draws, samples, directions=("remove",))
     most = gaussian.noise_multiplier(epsilon, delta, bins.longest)
     return search.promising(lambda sigma: (sigma, epsilon), most, _ESTIMATE_TOLERANCE, near)
 
@@ -167,10 +175,29 @@ class Search:
     quarter for the second, and so on, and each direction has half of that.
     """
 
-    def __init__(self, bins: Bins, delta: float, draws: Draws, few: int | None = None) -> None:
+    def __init__(
+        self,
+        bins: Bins,
+        delta: float,
+        draws: Draws,
+        few: int | None = None,
+        directions: tuple[Direction, ...] = ("remove", "add"),
+    ) -> None:
         self.bins, self.delta, self.draws = bins, delta, draws
-        self.samples = draws.samples or max(20_000, min(500_000, 50_000_000 // bins.num_bins))
+        self.directions = directions
+        self.samples = self._number(0.0)
         self.few = few or max(1_000, self.samples // 10)
+
+    def _number(self, largest: float) -> int:
+        """The number of draws of a certificate whose values are at most ``largest``."""
+        if self.draws.samples is not None:
+            return self.draws.samples
+        b = self.bins.num_bins
+        number = max(_LEAST_DRAWS, min(_MOST_DRAWS, _NUMBERS // b))
+        if self.delta > 0.0:
+            wanted = _PER_LARGEST * largest / self.delta
+            number = max(number, int(min(wanted, _MOST_DRAWS, _MOST_NUMBERS / b)))
+        return number
 
     def promising(
         self, point: Point, most: float, tolerance: float, near: float | None = None
@@ -204,8 +231,9 @@ class Search:
 
         def rough(log_value: float) -> float:
             at = point(math.exp(log_value))
-            shape = balls_in_bins.tuples(self.bins, *at, most_triples=0).shape
-            return self._log_upper(*at, fewest, shape, normals) - math.log(self.delta)
+            shapes = self._shapes(at, most_triples=0)
+            found = self._log_upper(*at, fewest, shapes, normals, ["remove"])
+            return found - math.log(self.delta)
 
         return roots.falling(rough, top - _FIRST, (bottom, top), _NEAR / 2.0)
 
@@ -218,13 +246,21 @@ class Search:
         normals: balls_in_bins.Normals,
     ) -> float:
         """The logarithm of the promising value, with the proposal that is best at ``near``."""
-        shape = balls_in_bins.tuples(self.bins, *point(math.exp(near))).shape
+        shapes = self._shapes(point(math.exp(near)))
 
         def excess(log_value: float) -> float:
             at = point(math.exp(log_value))
-            return self._log_upper(*at, self.few, shape, normals) - math.log(self.delta)
+            directions = self._directions(*at)
+            found = self._log_upper(*at, self.few, shapes, normals, directions)
+            return found - math.log(self.delta)
 
         return roots.falling(excess, near, limits, tolerance / 2.0)
+
+    def _shapes(self, at: tuple[float, float], **settings: int) -> Shapes:
+        """The proposals that are the best at one (noise, ε), chosen when they are needed."""
+        return cache(
+            lambda direction: balls_in_bins.best_shape(self.bins, *at, direction, **settings)
+        )
 
     def confirm(
         self, start: float, most: float, point: Point
@@ -234,7 +270,10 @@ class Search:
         Each step is three times as wide as the one before. ``None`` where a bound with no draws is
         no worse, and where ``most`` is reached.
         """
-        value = start
+        value, at = start, point(start)
+        shapes = self._shapes(at)
+        largest = (shapes(x).at(self.bins, *at).largest for x in self._directions(*at))
+        self.samples = max(map(self._number, largest))
         for attempt in range(1, MOST_ATTEMPTS):
             value *= 1.0 + _ROOM * _WIDER ** (attempt - 1)
             if value >= most or certain.delta(self.bins, *point(value)) <= self.delta:
@@ -272,8 +311,9 @@ class Search:
         sigma: float,
         epsilon: float,
         draws: int,
-        shape: balls_in_bins.Shape,
+        shapes: Shapes,
         normals: balls_in_bins.Normals,
+        directions: list[Direction],
     ) -> float:
         """The logarithm of the δ that the full number of draws would certify, from a few."""
         found = (
@@ -285,12 +325,13 @@ class Search:
                 samples=draws,
                 failure_probability=self.draws.failure_probability / 4.0,
                 seed=(self.draws.seed, 0, _SEEDS[direction]),
-                shape=shape,
+                shape=shapes(direction),
                 normals=normals,
             )
-            for direction in self._directions(sigma, epsilon)
+            for direction in directions
         )
-        return max(math.log(max(each.upper_with(self.samples), 1e-320)) for each in found)
+        uppers = (each.upper_with(self._number(each.largest)) for each in found)
+        return max(math.log(max(upper, 1e-320)) for upper in uppers)
 
     def _certificate(self, sigma: float, epsilon: float, attempt: int) -> Estimate:
         """The estimate of the worse direction, from draws that are used for nothing else."""
@@ -302,9 +343,9 @@ class Search:
         return max(found, key=lambda estimate: estimate.upper)
 
     def _directions(self, sigma: float, epsilon: float) -> list[Direction]:
-        """Removing and, unless ``add_bound`` is at most δ, adding."""
+        """Those of the search, without adding where ``add_bound`` is at most δ."""
         both = balls_in_bins.add_bound(self.bins, sigma, epsilon) > self.delta
-        return ["remove", "add"] if both else ["remove"]
+        return [x for x in self.directions if x == "remove" or both]
 
     def _drawn(
         self,

@@ -1,0 +1,240 @@
+r"""Importance sampling for removing with many folds, for many bins.
+
+The proposal of ``balls_in_bins`` for f folds is a mixture over all f-tuples of bins. Its tuples can
+be drawn only for f ≤ 3, and with many bins and a small ε that leaves a large W. Here tuples are
+drawn from few bins that are far apart, with weights that are too large but easy to draw from, and
+the integrand corrects for it.
+
+Let A be a ``Pattern`` of t bins, A_r the pattern that begins at bin r, counted mod b, and
+T_r = mean_{j∈A_r} e^{x_j}; the mean of T_r over all r is T = e^L. For a tuple of f bins of A_r let
+
+    w = Π_{a<c} exp(⟨m_{j_a}, m_{j_c}⟩/σ²),
+
+and w' ≥ w the same with the largest inner products of the pattern: v of a bin with itself, g₁ of
+two bins in one block, g of two bins in different blocks. Draw r uniformly, a tuple of A_r with
+probability t^{-f}·w'/Z, and y from N(m_{j_1} + … + m_{j_f}, σ²I). Then
+
+    Y = Z·(w/w')·(T - e^ε)_+ / mean_r T_r^f
+
+has the expectation δ_remove(ε) and is at most W = Z·e^{-(f-1)ε}(f-1)^{f-1}/f^f, because
+mean_r T_r^f ≥ T^f. W is the bound of ``renyi`` of order f. Z depends on the numbers n_j of times
+that each bin occurs alone, so it is a coefficient of a power of a power series, and the n_j are
+drawn by halving the pattern again and again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise.accounting.bins import Bins, Indices
+from corrnoise.accounting.proposals import LARGEST_EXPONENT, Pattern, Tilt, chunks
+
+Array = npt.NDArray[np.float64]
+
+# The largest number of folds.
+_MOST_FOLDS = 128
+# The gaps between blocks that are tried, and blocks as (points, spacing relative to the gap).
+_GAPS = 10
+_BLOCKS = ((2, 0.5), (3, 0.35), (4, 0.25), (6, 0.2), (8, 0.15), (12, 0.1))
+# The gaps that are tried with blocks, relative to the best gap without.
+_WIDER = (1.0, 1.4, 2.0)
+
+
+@dataclass(frozen=True)
+class ManyFolds:
+    """The number of folds f, and the pattern of bins."""
+
+    folds: int
+    pattern: Pattern
+
+    def at(self, bins: Bins, sigma: float, epsilon: float) -> Tilt:
+        """The proposal at this noise and ε."""
+        from scipy.sparse import csr_array  # deferred, like all of SciPy, for a quick import
+
+        folds, pattern, b = self.folds, self.pattern, bins.num_bins
+        own, near, far = _exponents(bins, sigma, pattern)
+        inner = Spread(_log_own(own, folds), pattern.points)
+        outer = Spread(inner.log_total + near * _pairs(folds), pattern.blocks)
+        log_z = float(outer.log_total[folds]) + math.lgamma(folds + 1.0)
+        log_z += far * folds * (folds - 1) / 2.0 - folds * math.log(pattern.size)
+        places, gram = pattern.bins, bins.gram / sigma**2
+        half = bins.squares / (2.0 * sigma**2)
+
+        def values(generator: np.random.Generator, noise: Array) -> Array:
+            count = noise.shape[0]
+            first = generator.integers(b, size=count)
+            in_blocks = outer.draw(generator, np.full(count, folds))
+            in_bins = inner.draw(generator, in_blocks.reshape(-1)).reshape(count, -1)
+            rows, columns = np.nonzero(in_bins)
+            at = (first[rows] + places[columns]) % b
+            times = csr_array((in_bins[rows, columns], (rows, at)), shape=(count, b))
+            shift = np.asarray(times @ gram, dtype=np.float64)
+            shift -= half
+            log_weight = times.multiply(shift - half).sum(axis=1) / 2.0
+            log_weight -= own * np.sum(in_bins * (in_bins - 1), axis=1) / 2.0
+            log_weight -= near * np.sum(in_blocks * (in_blocks - 1), axis=1) / 2.0
+            log_weight += log_z - far * folds * (folds - 1) / 2.0
+            result = np.empty(count)
+            for part in chunks(noise):
+                x = noise[part] * (1.0 / sigma)
+                x += shift[part]
+                top = np.max(x, axis=1)
+                x -= top[:, None]
+                ratio = np.exp(x, out=x)
+                mean = np.mean(ratio, axis=1)
+                loss = top + np.log(mean)
+                # T_r/T, whose mean over r is 1.
+                parts = pattern.sums(ratio) / (pattern.size * mean[:, None])
+                # A power that is cut off makes the integrand larger.
+                with np.errstate(divide="ignore"):
+                    powers = np.exp(np.minimum(folds * np.log(parts), LARGEST_EXPONENT - 50.0))
+                exponent = log_weight[part] - (folds - 1) * loss - np.log(np.mean(powers, axis=1))
+                weight = np.exp(np.minimum(exponent, LARGEST_EXPONENT))
+                result[part] = weight * -np.expm1(np.minimum(epsilon - loss, 0.0))
+            return result
+
+        return Tilt(values, log_z + float(_log_worth(np.array([folds]), epsilon)[0]))
+
+
+class Spread:
+    """The law of numbers n_1, …, n_t with a given sum R and probabilities in proportion to Π e_n.
+
+    Args:
+        log_each: the logarithms of e_0, …, e_f.
+        count: t.
+
+    Attributes:
+        log_total: the logarithm of the sum of Π e_n over all numbers with the sum R, for every R.
+    """
+
+    def __init__(self, log_each: Array, count: int) -> None:
+        self._tables: dict[int, Array] = {}
+        self._count = count
+        self.log_total = self._prepare(log_each, count)
+
+    def _prepare(self, log_each: Array, count: int) -> Array:
+        known: dict[int, Array] = {1: log_each}
+
+        def total(size: int) -> Array:
+            if size not in known:
+                left, right = total(size // 2), total(size - size // 2)
+                # terms[R, n] for n in the first half and R - n in the second.
+                orders = np.arange(left.size)
+                rest = orders[:, None] - orders
+                terms = np.where(rest >= 0, left + right[np.maximum(rest, 0)], -np.inf)
+                top = np.max(terms, axis=1)
+                sums = np.cumsum(np.exp(terms - top[:, None]), axis=1)
+                # All rows in one ascending array: row R has the numbers R + (0, 1].
+                self._tables[size] = (orders[:, None] + sums / sums[:, -1:]).reshape(-1)
+                known[size] = top + np.log(sums[:, -1])
+            return known[size]
+
+        return total(count)
+
+    def draw(self, generator: np.random.Generator, sums: Indices) -> Indices:
+        """Numbers with these sums: one row for each."""
+        result = np.empty((sums.size, self._count), dtype=np.int64)
+        self._halve(generator, sums, result)
+        return result
+
+    def _halve(self, generator: np.random.Generator, sums: Indices, result: Indices) -> None:
+        size = result.shape[1]
+        if size == 1:
+            result[:, 0] = sums
+            return
+        table = self._tables[size]
+        width = math.isqrt(table.size)
+        found = np.searchsorted(table, sums + generator.random(sums.size), side="right")
+        first = np.clip(found - sums * width, 0, sums)
+        self._halve(generator, first, result[:, : size // 2])
+        self._halve(generator, sums - first, result[:, size // 2 :])
+
+
+def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, ManyFolds] | None:
+    """The logarithm of the least W and its folds and pattern; ``None`` where there is no pattern.
+
+    The gap between bins is chosen first, then blocks are tried.
+    """
+    b = bins.num_bins
+    gaps = sorted(set(np.geomspace(1.0, max(b // 2, 1), _GAPS).astype(int).tolist()))
+    alone = [Pattern(b // gap, gap) for gap in gaps if b // gap > 1]
+    if not alone:
+        return None
+    found = min((_least(bins, sigma, epsilon, pattern) for pattern in alone), key=lambda x: x[0])
+    gap = found[1].pattern.period
+    for points, part in _BLOCKS:
+        for wider in _WIDER:
+            spacing, period = max(1, round(part * gap)), round(wider * gap)
+            period += (points - 1) * spacing
+            if b // period > 1:
+                pattern = Pattern(b // period, period, points, spacing)
+                found = min(found, _least(bins, sigma, epsilon, pattern), key=lambda x: x[0])
+    return found
+
+
+def _least(bins: Bins, sigma: float, epsilon: float, pattern: Pattern) -> tuple[float, ManyFolds]:
+    """The logarithm of W for the best number of folds, about: it serves to choose."""
+    own, near, far = _exponents(bins, sigma, pattern)
+    # With more folds than this W exceeds 1.
+    most = 3.0 + 2.0 * (math.log(bins.num_bins) + epsilon) / max(own + near + far, 1e-9)
+    folds = int(min(most, _MOST_FOLDS))
+    orders = np.arange(folds + 1)
+    inner = _log_power(_log_own(own, folds), pattern.points)
+    log_z = _log_power(inner + near * _pairs(folds), pattern.blocks)
+    log_z += far * _pairs(folds) - orders * math.log(pattern.size)
+    log_z += np.concatenate([[0.0], np.cumsum(np.log(orders[1:]))])
+    log_w = log_z[2:] + _log_worth(orders[2:], epsilon)
+    chosen = int(np.argmin(log_w))
+    return float(log_w[chosen]), ManyFolds(chosen + 2, pattern)
+
+
+def _exponents(bins: Bins, sigma: float, pattern: Pattern) -> tuple[float, float, float]:
+    """The differences v - g₁ and g₁ - g, and g, over σ²."""
+    near, far = pattern.common(bins.by_lag)
+    most = max(float(bins.by_lag[0]), near)
+    return (most - near) / sigma**2, (near - far) / sigma**2, far / sigma**2
+
+
+def _pairs(folds: int) -> Array:
+    orders = np.arange(folds + 1)
+    return orders * (orders - 1) / 2.0
+
+
+def _log_own(own: float, folds: int) -> Array:
+    """The logarithms of e^{n(n-1)v/2}/n!, n = 0, …, f."""
+    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, folds + 1)))])
+    return own * _pairs(folds) - factorials
+
+
+def _log_worth(orders: npt.NDArray[np.int64], epsilon: float) -> Array:
+    """The logarithm of the largest T^{1-f}(1 - e^ε/T) for T > e^ε."""
+    excess = orders - 1.0
+    return -excess * epsilon + excess * np.log(excess) - orders * np.log(orders)
+
+
+def _log_power(log_coef: Array, exponent: int) -> Array:
+    """Logarithms of the coefficients of a power of a power series, about, in float64."""
+    result = np.full_like(log_coef, -np.inf)
+    result[0] = 0.0
+    while exponent:
+        if exponent & 1:
+            result = _log_product(result, log_coef)
+        exponent >>= 1
+        if exponent:
+            log_coef = _log_product(log_coef, log_coef)
+    return result
+
+
+def _log_product(left: Array, right: Array) -> Array:
+    # A factor for each degree keeps numbers within the range of float64.
+    orders = np.arange(left.size)
+    slope = (right[-1] - right[0]) / max(orders[-1], 1)
+    a, b = left - slope * orders, right - slope * orders
+    tops = np.max(a), np.max(b)
+    with np.errstate(divide="ignore"):
+        logs = np.log(np.convolve(np.exp(a - tops[0]), np.exp(b - tops[1]))[: left.size])
+    return logs + tops[0] + tops[1] + slope * orders

@@ -1,0 +1,107 @@
+"""What importance sampling of balls-in-bins draws from: a proposal, and its largest value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from corrnoise.accounting.bins import Bins, Indices
+
+Array = npt.NDArray[np.float64]
+
+# Floats that one thread works on at a time: they fit into a cache.
+_CHUNK = 1 << 15
+# Exponents are cut off here; a W that large certifies nothing.
+LARGEST_EXPONENT = 700.0
+
+
+@dataclass(frozen=True)
+class Tilt:
+    """An integrand on draws (generator, Gaussian inner products), and its largest value."""
+
+    values: Callable[[np.random.Generator, Array], Array]
+    log_largest: float
+
+    @property
+    def largest(self) -> float:
+        """W, which no value exceeds."""
+        return float(np.exp(min(self.log_largest, LARGEST_EXPONENT)))
+
+
+class Shape(Protocol):
+    """The settings of a proposal, which a search keeps while σ and ε change."""
+
+    def at(self, bins: Bins, sigma: float, epsilon: float) -> Tilt:
+        """The proposal at this noise and ε."""
+        ...
+
+
+def chunks(noise: Array) -> Iterator[slice]:
+    """Parts of the rows that fit into a cache."""
+    size = max(1, _CHUNK // noise.shape[1])
+    for start in range(0, noise.shape[0], size):
+        yield slice(start, start + size)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Bins that are far apart: blocks of equally spaced bins, counted mod b from a first bin.
+
+    Attributes:
+        blocks: the number of blocks.
+        period: the distance from the beginning of a block to that of the next one.
+        points: the number of bins in a block.
+        spacing: the distance between neighbouring bins of a block.
+    """
+
+    blocks: int
+    period: int
+    points: int = 1
+    spacing: int = 1
+
+    @property
+    def size(self) -> int:
+        """The number of bins, t."""
+        return self.blocks * self.points
+
+    @property
+    def bins(self) -> Indices:
+        """The bins of the pattern that begins at bin 0."""
+        blocks = np.arange(self.blocks) * self.period
+        return np.add.outer(blocks, np.arange(self.points) * self.spacing).reshape(-1)
+
+    def sums(self, values: Array) -> Array:
+        """The sum over the pattern that begins at bin r, for every r: of each row of ``values``.
+
+        Only sums of what is given, so that nothing cancels.
+        """
+        inner = _window(values, self.points, self.spacing)
+        return _window(inner, self.blocks, self.period)
+
+    def common(self, by_lag: Array) -> tuple[float, float]:
+        """The largest inner products: of two bins in one block, and of two in different blocks."""
+        b, width = by_lag.size, (self.points - 1) * self.spacing
+        lags = np.maximum(by_lag, 0.0)
+        between = lags[self.period - width : b - self.period + width + 1]
+        far = float(np.max(between)) if self.blocks > 1 else 0.0
+        inside = np.arange(self.spacing, width + 1, self.spacing)
+        near = float(np.max(np.maximum(lags[inside], lags[b - inside]), initial=far))
+        return near, far
+
+
+def _window(values: Array, count: int, spacing: int) -> Array:
+    """Sums of ``count`` entries ``spacing`` apart, counted mod the length of a row, by doubling."""
+    total, done = np.zeros_like(values), 0
+    power, size = values, 1
+    while True:
+        if count & size:
+            total = total + np.roll(power, -done * spacing, axis=1)
+            done += size
+        if done == count:
+            return total
+        power = power + np.roll(power, -size * spacing, axis=1)
+        size *= 2

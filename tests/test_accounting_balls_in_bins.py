@@ -233,6 +233,38 @@ def test_draws_depend_on_the_seed_alone(monkeypatch):
     assert sampled(bins, 4.0, 3.0, seed=8).mean != once.mean
 
 
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_an_estimate_with_kept_normals_is_that_of_fresh_ones(direction):
+    """They are rounded to float32, and fewer draws are the first of the larger number."""
+    bins = bins_of(mechanisms.bsr(workloads.prefix_sum(200), num_bands=4).strategy_coef, 20)
+    options = {"failure_probability": 1e-9, "seed": (3, 0, 0)}
+    normals = balls_in_bins.Normals(5_000)
+    found = balls_in_bins.estimate(
+        bins, 4.0, 2.0, direction, samples=5_000, normals=normals, **options
+    )
+    fresh = balls_in_bins.estimate(bins, 4.0, 2.0, direction, samples=5_000, **options)
+    assert found.mean == pytest.approx(fresh.mean, rel=1e-4)
+    assert found.standard_error == pytest.approx(fresh.standard_error, rel=1e-4)
+    assert found.mean != fresh.mean
+    few = balls_in_bins.estimate(
+        bins, 4.0, 2.0, direction, samples=1_000, normals=normals, **options
+    )
+    assert abs(few.mean - fresh.mean) <= 6.0 * few.standard_error
+    assert len(normals._kept) == 1
+
+
+@pytest.mark.parametrize("folds", [2, 3])
+def test_some_rows_choose_nearly_the_best_proposal(folds):
+    bins = bins_of(mechanisms.bisr(workloads.prefix_sum(1200), num_bands=16).strategy_coef, 300)
+    best = balls_in_bins._best_tuples(bins, 6.0, 1.0, folds)
+    for factor in (0.8, 0.9, 1.1, 1.25):
+        other = balls_in_bins.Tuples(bins, 6.0, 1.0, factor * best.theta, folds)
+        assert best.log_largest <= other.log_largest
+    some = balls_in_bins.Tuples(bins, 6.0, 1.0, best.theta, folds, stride=5)
+    assert some.log_z == pytest.approx(best.log_z, abs=0.02)
+    assert some.log_z != best.log_z
+
+
 def test_progress_is_reported():
     seen = []
     bins = bins_of(np.ones(6) / (1 + np.arange(6)), 3)

@@ -131,6 +131,24 @@ def test_a_confirmation_widens_and_does_not_fall_to_the_bound(monkeypatch):
     assert len(set(first)) <= 10
 
 
+def test_an_attempt_that_failed_draws_no_more(monkeypatch):
+    """Where removing an example is not certified, the draws for adding one cannot help."""
+    genuine, drawn = certificates.balls_in_bins.estimate, []
+
+    def failing(bins, sigma, epsilon, direction, **options):
+        found = genuine(bins, sigma, epsilon, direction, **options)
+        attempt = options["seed"][1]
+        if attempt:
+            drawn.append((attempt, direction))
+        return dataclasses.replace(found, mean=1.0) if attempt == 1 else found
+
+    monkeypatch.setattr(certificates.balls_in_bins, "estimate", failing)
+    bins = cn.mechanisms.bsr(cn.workloads.prefix_sum(48), num_bands=4).bins(12)
+    draws = certificates.Draws.checked(1e-9, 5_000, 0, None)
+    assert certificates.certified_noise(bins, 0.5, 1e-5, draws)[1] is not None
+    assert drawn == [(1, "remove"), (2, "remove"), (2, "add")]
+
+
 def test_account_inverts_calibrate_and_seeds_repeat():
     m = MECHANISMS["bsr"]
     options = {"sampling": "balls-in-bins", "samples": 50_000, "seed": 3}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import corrnoise as cn
-from corrnoise.accounting import certain
+from corrnoise.accounting import allocation, certain
 
 N, B = 200, 20
 
@@ -46,3 +46,12 @@ def test_nothing_is_spent_where_delta_covers_it():
     assert curve(20, 0.5) == 0.0
     assert curve(200, 1e-5) > 0.0
     assert curve(20, 0.9) == 0.0
+
+
+@pytest.mark.parametrize("name", ["bisr", "bsr"])
+def test_the_closest_comparison_is_the_least_of_all(name):
+    """Comparisons of which one direction is worse than another's both are not evaluated further."""
+    for n, sigma, epsilon in ((200, 3.0, 1.0), (200, 8.0, 0.3), (60, 1.0, 4.0)):
+        found = allocation.comparisons(mechanism(name).first(n).bins(B))
+        least = min(each.coarse(sigma, epsilon) for each in found)
+        assert certain._closest(found, sigma, epsilon).coarse(sigma, epsilon) == least

@@ -76,7 +76,7 @@ def test_at_most_b_bands_is_exact_whatever_the_signs(seed):
 
 
 def test_monotone_coefficients_are_exact_and_need_no_autocorrelation(monkeypatch):
-    monkeypatch.setattr(sensitivity, "autocorrelation", None)  # would fail if called
+    monkeypatch.setattr(sensitivity, "autocorrelation_bound", None)  # would fail if called
     n = 1000
     coef = workloads.prefix_sum(n).sqrt_coef(n)
     participation = Participation(n, 90, 11)
@@ -126,6 +126,7 @@ def test_autocorrelation_formula():
     participation = Participation(60, 7, 6)
     bound, _ = sensitivity.autocorrelation(c, participation)
     assert bound == pytest.approx(exact_autocorrelation(c, participation), rel=1e-12)
+    assert sensitivity.autocorrelation_bound(-c, participation) == bound
 
 
 @pytest.mark.parametrize("smoothing", [1e-2, 0.5])

@@ -24,7 +24,9 @@ For a Toeplitz C with coefficients c (O(n) or O(k n log n) time, O(n) memory, ne
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +90,7 @@ def of_toeplitz(strategy_coef: Array, participation: Participation) -> Sensitivi
     lower = attained(strategy_coef, participation)
     result = Sensitivity.from_squares(upper, lower)
     if not result.exact:
-        upper = min(upper, autocorrelation(strategy_coef, participation)[0])
+        upper = min(upper, autocorrelation_bound(strategy_coef, participation))
         lower = max(lower, _attained_by_search(strategy_coef, participation))
         result = Sensitivity.from_squares(upper, lower)
     return result
@@ -125,13 +127,46 @@ def autocorrelation(
     Returns:
         The bound and its gradient with respect to c.
     """
-    n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
+    n = participation.num_steps
     size = np.sqrt(strategy_coef**2 + smoothing**2)
     length = toeplitz.fast_length(2 * n)
     whole = np.fft.rfft(size, length)
-    groups = np.array_split(np.arange(k), min(k, _MOST_TRANSFORMS))
     bound, gradient = 0.0, np.zeros(n)
-    for group in groups:
+    for group in _groups(size, whole, length, participation):
+        bound += group.total
+        weight = np.zeros(n)
+        np.add.at(weight, group.lags, group.counts)
+        spectrum = np.fft.rfft(weight, length)
+        gradient[: group.terms] += np.fft.irfft(np.conj(spectrum) * whole, length)[: group.terms]
+        gradient += np.fft.irfft(spectrum * group.head, length)[:n]
+    slope = np.divide(strategy_coef, size, out=np.zeros(n), where=size > 0)
+    return bound, gradient * slope
+
+
+def autocorrelation_bound(strategy_coef: Array, participation: Participation) -> float:
+    """The bound of ``autocorrelation`` alone: two of its five transforms for each m."""
+    size = np.abs(strategy_coef)
+    length = toeplitz.fast_length(2 * participation.num_steps)
+    whole = np.fft.rfft(size, length)
+    return sum(group.total for group in _groups(size, whole, length, participation))
+
+
+class _Group(NamedTuple):
+    """The part of the autocorrelation bound that some m have: Σ counts·g[lags]."""
+
+    terms: int
+    head: npt.NDArray[np.complex128]
+    lags: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+    total: float
+
+
+def _groups(
+    size: Array, whole: npt.NDArray[np.complex128], length: int, participation: Participation
+) -> Iterator[_Group]:
+    """The parts of the bound for |c|, whose transform of this length is ``whole``."""
+    n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
+    for group in np.array_split(np.arange(k), min(k, _MOST_TRANSFORMS)):
         # All m of a group use the sum of the first one, which is the longest.
         terms = n - int(group[0]) * b
         head = np.fft.rfft(size[:terms], length) if terms < n else whole
@@ -142,14 +177,7 @@ def autocorrelation(
         lags = np.concatenate([[0], _largest_after(g, b, last)])
         counts = group.size - np.searchsorted(group, np.arange(last + 1))
         counts[1:] *= 2
-        bound += float(counts @ g[lags])
-        weight = np.zeros(n)
-        np.add.at(weight, lags, counts)
-        spectrum = np.fft.rfft(weight, length)
-        gradient[:terms] += np.fft.irfft(np.conj(spectrum) * whole, length)[:terms]
-        gradient += np.fft.irfft(spectrum * head, length)[:n]
-    slope = np.divide(strategy_coef, size, out=np.zeros(n), where=size > 0)
-    return bound, gradient * slope
+        yield _Group(terms, head, lags, counts, float(counts @ g[lags]))
 
 
 def of_matrix(strategy: Array, participation: Participation) -> Sensitivity:

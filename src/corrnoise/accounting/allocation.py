@@ -91,11 +91,12 @@ class Comparison:
         """An upper bound of δ(ε) of both directions at this noise."""
         return delta(*self._at(sigma), epsilon)
 
-    def coarse(self, sigma: float, epsilon: float) -> float:
-        """The same on a coarse grid, to compare."""
+    def coarse(self, sigma: float, epsilon: float, most: float = math.inf) -> float:
+        """The same on a coarse grid, to compare; of one direction where that is above ``most``."""
         if not 0.0 <= epsilon <= _LARGEST_EPSILON:
             return 1.0
-        return max(_best(x, *self._at(sigma), epsilon)[0] for x in (_remove, _add))
+        remove = _best(_remove, *self._at(sigma), epsilon)[0]
+        return remove if remove > most else max(remove, _best(_add, *self._at(sigma), epsilon)[0])
 
     def _at(self, sigma: float) -> tuple[Groups, float]:
         squared = sigma**2
@@ -167,7 +168,7 @@ def _remove(groups: Groups, common: float, epsilon: float, reach: float, points:
     for i, (mass, count) in enumerate(tilted):
         term = count * np.fft.rfft(mass * values, sums.size)
         for k, (transform, (_, times)) in enumerate(zip(transforms, tilted, strict=True)):
-            term = term * transform ** (times - (k == i))
+            term = term * convolution.power(transform, times - (k == i))
         law += term
         least *= np.abs(transforms[i]) ** max(count - 2, 0)
     mean = max(float(mass @ values) for mass, _ in tilted)
@@ -196,7 +197,7 @@ def _add(groups: Groups, common: float, epsilon: float, reach: float, points: in
     least = np.ones(law.size)
     for mass, count in tilted:
         transform = np.fft.rfft(mass, sums.size)
-        law = law * transform**count
+        law = law * convolution.power(transform, count)
         least *= np.abs(transform) ** (count - 1)
     size = max(float(np.linalg.norm(mass)) for mass, _ in tilted)
     error = _error(b, size, 1.0, least)

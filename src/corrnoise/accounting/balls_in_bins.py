@@ -64,15 +64,19 @@ import numpy.typing as npt
 from corrnoise._progress import Progress
 from corrnoise.accounting import low_sums, many_folds
 from corrnoise.accounting.bins import Bins, Indices
-from corrnoise.accounting.proposals import Shape, Tilt, chunks
+from corrnoise.accounting.proposals import Noise, Shape, Tilt, chunks
 
 Array = npt.NDArray[np.float64]
 Direction = Literal["remove", "add"]
 
 # Triples of bins, which take b³ operations, are used up to this many bins.
 _MOST_TRIPLES = 400
+# About so many bins stand for all as the first of a tuple when θ is chosen.
+_ROWS = 60
 # Floats that one thread draws at a time.
 _BLOCK = 1 << 21
+# Rows of weights from which bins are chosen at a time: they fit into a cache.
+_ROWS_AT_ONCE = 256
 # With more bins than this it takes long to choose few folds. It is not worth while where more folds
 # than the second number have the least W.
 _MANY_BINS, _FEW_FOLDS = 400, 8
@@ -208,16 +212,18 @@ class FewFolds(NamedTuple):
         half = bins.squares / (2.0 * sigma**2)
         chosen = Tuples(bins, sigma, epsilon, theta, folds)
 
-        def values(generator: np.random.Generator, noise: Array) -> Array:
-            scaled, bins_of = bins.gram * (theta / sigma**2), chosen.draw(generator, noise.shape[0])
+        def values(generator: np.random.Generator, noise: Noise) -> Array:
+            scaled = (bins.gram * (theta / sigma**2)).astype(noise.dtype, copy=False)
+            down, bins_of = half.astype(noise.dtype), chosen.draw(generator, noise.shape[0])
             result = np.empty(noise.shape[0])
             for rows in chunks(noise):
                 x = noise[rows] * (1.0 / sigma)
-                x -= half
+                x -= down
                 for bin_ in bins_of:
                     x += scaled[bin_[rows]]
                 top = np.max(x, axis=1)
                 x -= top[:, None]
+                top = top.astype(np.float64)
                 loss = top + np.log(np.mean(np.exp(x), axis=1))
                 x *= theta
                 power = folds * (theta * top + np.log(np.mean(np.exp(x, out=x), axis=1)))
@@ -250,15 +256,15 @@ class Shift(NamedTuple):
         tau = math.exp(float(found.x))
         down = tau * bins.inner_with_mean / sigma**2 + d / 2.0
 
-        def values(generator: np.random.Generator, noise: Array) -> Array:
-            result = np.empty(noise.shape[0])
+        def values(generator: np.random.Generator, noise: Noise) -> Array:
+            lower, result = down.astype(noise.dtype), np.empty(noise.shape[0])
             for rows in chunks(noise):
                 x = noise[rows] * (1.0 / sigma)
-                along = np.mean(x, axis=1) - tau * spread  # ⟨m̄, y⟩/σ²
-                x -= down
+                along = np.mean(x, axis=1, dtype=np.float64) - tau * spread  # ⟨m̄, y⟩/σ²
+                x -= lower
                 top = np.max(x, axis=1)
                 x -= top[:, None]
-                loss = top + np.log(np.mean(np.exp(x, out=x), axis=1))
+                loss = top.astype(np.float64) + np.log(np.mean(np.exp(x, out=x), axis=1))
                 inside = loss < -epsilon
                 weight = np.exp(np.where(inside, tau * along + tau * tau * spread / 2.0, -np.inf))
                 result[rows] = weight * -np.expm1(np.minimum(epsilon + loss, 0.0))
@@ -278,9 +284,12 @@ def _best_tuples(bins: Bins, sigma: float, epsilon: float, folds: int) -> Tuples
     """The distribution of tuples with the least W over θ, for this number of folds."""
     from scipy.optimize import minimize_scalar
 
+    # Some of the rows are enough to choose θ; W is that of all rows.
+    stride = max(1, bins.num_bins // _ROWS)
+
     def log_largest(log_excess: float) -> float:
         theta = (1.0 + math.exp(log_excess)) / folds
-        return Tuples(bins, sigma, epsilon, theta, folds).log_largest
+        return Tuples(bins, sigma, epsilon, theta, folds, stride).log_largest
 
     found = minimize_scalar(
         log_largest, bounds=(-4.0, 6.0), method="bounded", options={"xatol": 1e-2}
@@ -289,9 +298,21 @@ def _best_tuples(bins: Bins, sigma: float, epsilon: float, folds: int) -> Tuples
 
 
 class Tuples:
-    """The distribution of f-tuples of bins, f = 1, 2 or 3, and the constants Z and W."""
+    """The distribution of f-tuples of bins, f = 1, 2 or 3, and the constants Z and W.
 
-    def __init__(self, bins: Bins, sigma: float, epsilon: float, theta: float, folds: int) -> None:
+    With a ``stride`` above 1 the first bin is one of every so many: about the same Z and W, to look
+    for a good θ.
+    """
+
+    def __init__(
+        self,
+        bins: Bins,
+        sigma: float,
+        epsilon: float,
+        theta: float,
+        folds: int,
+        stride: int = 1,
+    ) -> None:
         self.theta, self.folds = theta, folds
         d, b = bins.squares / sigma**2, bins.num_bins
         single = (theta * theta - theta) * d / 2.0
@@ -301,15 +322,17 @@ class Tuples:
             log_sum = float(logsumexp(single))
             self.first = np.cumsum(np.exp(single - log_sum))
         else:
-            pair = bins.gram * (theta / sigma) ** 2
+            gram = bins.gram if folds == 3 else bins.gram[::stride]
+            pair = gram * (theta / sigma) ** 2
             scale = float(np.max(pair))
             self.pair = np.exp(pair - scale)
             scale_single = float(np.max(single))
             self.single = np.exp(single - scale_single)
-            joint = self.pair * np.outer(self.single, self.single)
-            log_scale = scale + 2.0 * scale_single
+            some = self.pair[::stride] if folds == 3 else self.pair
+            joint = some * np.outer(self.single[::stride], self.single)
+            log_scale = scale + 2.0 * scale_single + math.log(b / len(some))
             if folds == 3:
-                joint *= (self.pair * self.single) @ self.pair
+                joint *= (some * self.single) @ self.pair
                 log_scale += 2.0 * scale + scale_single
             rows = np.sum(joint, axis=1)
             total = float(np.sum(rows))
@@ -338,44 +361,67 @@ class Tuples:
         first = np.minimum(np.searchsorted(self.first, generator.random(count)), last)
         chosen = [first]
         if self.folds >= 2:
-            chosen.append(_choose(generator, self.joint[first]))
+            totals = np.cumsum(self.joint, axis=1)
+            chosen.append(_choose(generator.random(count), lambda rows: totals[first[rows]]))
         if self.folds == 3:
-            chosen.append(_choose(generator, self.pair[first] * self.pair[chosen[1]] * self.single))
+
+            def third(rows: slice) -> Array:
+                weights = self.pair[first[rows]]
+                weights *= self.pair[chosen[1][rows]]
+                weights *= self.single
+                return np.cumsum(weights, axis=1, out=weights)
+
+            chosen.append(_choose(generator.random(count), third))
         return chosen
 
 
-def _choose(generator: np.random.Generator, weights: Array) -> Indices:
-    """Draw one column for each row, with probability proportional to its weight."""
-    totals = np.cumsum(weights, axis=1)
-    goals = generator.random(len(totals)) * totals[:, -1]
-    return np.minimum(np.sum(totals < goals[:, None], axis=1), totals.shape[1] - 1)
+def _choose(parts: Array, totals: Callable[[slice], Array]) -> Indices:
+    """For each row the first column whose total is at least this part of the row's last total.
+
+    Args:
+        parts: in [0, 1), one for each row.
+        totals: the cumulative sums of the weights of some rows.
+    """
+    result = np.empty(parts.size, dtype=np.int64)
+    for start in range(0, parts.size, _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        found = totals(rows)
+        result[rows] = np.argmax(found >= (parts[rows] * found[:, -1])[:, None], axis=1)
+    return result
 
 
 class Normals:
-    """The Gaussian inner products of a seed's draws, which σ and ε do not change."""
+    """The Gaussian inner products of a seed's draws, which σ and ε do not change, in float32.
 
-    def __init__(self) -> None:
-        self._kept: dict[tuple[int, ...], tuple[Array, Any]] = {}
+    Args:
+        most: the draws of the largest estimate; one with fewer draws takes the first of them.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._kept: dict[tuple[int, ...], tuple[Noise, Any]] = {}
 
     def draw(
         self, bins: Bins, generator: np.random.Generator, count: int, key: tuple[int, ...]
-    ) -> Array:
+    ) -> Noise:
         """The next draws of a generator, which is left in the state that it has after them."""
         if key not in self._kept:
-            self._kept[key] = bins.draw(generator, count), generator.bit_generator.state
+            noise = bins.draw_rounded(generator, count)
+            self._kept[key] = noise, generator.bit_generator.state
         noise, generator.bit_generator.state = self._kept[key]
         return noise
 
 
 def _in_blocks(
     bins: Bins,
-    values: Callable[[np.random.Generator, Array], Array],
+    values: Callable[[np.random.Generator, Noise], Array],
     samples: int,
     seed: tuple[int, ...],
     normals: Normals | None,
 ) -> Iterator[tuple[int, float, float]]:
     """Counts, sums and sums of squares of the integrand, block by block, on all cores."""
-    size = max(1, min(samples, _BLOCK // bins.num_bins))
+    most = max(1, _BLOCK // bins.num_bins)
+    size = min(samples, most)
     counts = [min(size, samples - start) for start in range(0, samples, size)]
 
     def block(index: int) -> tuple[int, float, float]:
@@ -383,8 +429,8 @@ def _in_blocks(
         if normals is None:
             noise = bins.draw(generator, counts[index])
         else:
-            key = (*seed, index, counts[index])
-            noise = normals.draw(bins, generator, counts[index], key)
+            count = max(counts[index], min(most, normals.most - index * most))
+            noise = normals.draw(bins, generator, count, (*seed, index, count))[: counts[index]]
         found = values(generator, noise)
         return counts[index], float(np.sum(found)), float(np.sum(found * found))
 

@@ -56,6 +56,10 @@ class Bins:
         values, vectors = np.linalg.eigh(self.gram)
         return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 
+    @cached_property
+    def _rounded_root(self) -> npt.NDArray[np.float32]:
+        return self._root.astype(np.float32)
+
     @property
     def orthogonal(self) -> bool:
         """Whether different means are orthogonal, as those of DP-SGD are."""
@@ -69,6 +73,11 @@ class Bins:
     def draw(self, generator: np.random.Generator, count: int) -> Array:
         """Draw ⟨m_l, z⟩ for every l, with z standard normal: shape (count, b)."""
         return generator.standard_normal((count, self.num_bins)) @ self._root
+
+    def draw_rounded(self, generator: np.random.Generator, count: int) -> npt.NDArray[np.float32]:
+        """The same in float32, in half the time: for estimates, which certify nothing."""
+        normals = generator.standard_normal((count, self.num_bins)).astype(np.float32)
+        return normals @ self._rounded_root
 
 
 def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:

@@ -37,9 +37,21 @@ def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, Bound]:
     """The least δ(ε) of all bounds at this noise, and the bound that has it."""
     plain, moments, comparisons = _bounds(bins)
     if len(comparisons) > 1:
-        comparisons = [min(comparisons, key=lambda each: each.coarse(sigma, epsilon))]
+        comparisons = [_closest(comparisons, sigma, epsilon)]
     bounds = [plain, *comparisons, *moments]
     return min(((bound(sigma, epsilon), bound) for bound in bounds), key=lambda found: found[0])
+
+
+def _closest(
+    comparisons: list[allocation.Comparison], sigma: float, epsilon: float
+) -> allocation.Comparison:
+    """The comparison with the least δ on a coarse grid; the middle ones are mostly the best."""
+    least, found, middle = math.inf, comparisons[0], len(comparisons) // 2
+    for each in [*comparisons[middle:], *comparisons[:middle][::-1]]:
+        value = each.coarse(sigma, epsilon, least)
+        if value < least:
+            least, found = value, each
+    return found
 
 
 def _bounds(bins: Bins) -> tuple[Bound, list[Bound], list[allocation.Comparison]]:

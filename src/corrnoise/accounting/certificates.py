@@ -208,7 +208,7 @@ class Search:
         guess. A search with few draws is narrowed by one with more, all with the same random
         numbers, so that δ is a smooth function and a root is found in few evaluations.
         """
-        normals = balls_in_bins.Normals()
+        normals = balls_in_bins.Normals(self.few)
         top = math.log(most)
         bottom = top + math.log(_LEAST)
         if near is None:
@@ -324,7 +324,7 @@ class Search:
                 direction,
                 samples=draws,
                 failure_probability=self.draws.failure_probability / 4.0,
-                seed=(self.draws.seed, 0, _SEEDS[direction]),
+                seed=(self.draws.seed, 0, 0),  # the directions share their normals
                 shape=shapes(direction),
                 normals=normals,
             )
@@ -336,10 +336,11 @@ class Search:
     def _certificate(self, sigma: float, epsilon: float, attempt: int) -> Estimate:
         """The estimate of the worse direction, from draws that are used for nothing else."""
         failure = self.draws.failure_probability / 2.0 ** (attempt + 1)
-        found = (
-            self._drawn(sigma, epsilon, direction, failure, attempt)
-            for direction in self._directions(sigma, epsilon)
-        )
+        found = list[Estimate]()
+        for direction in self._directions(sigma, epsilon):
+            found.append(self._drawn(sigma, epsilon, direction, failure, attempt))
+            if found[-1].upper > self.delta:
+                break  # the attempt has failed, whatever the other direction is
         return max(found, key=lambda estimate: estimate.upper)
 
     def _directions(self, sigma: float, epsilon: float) -> list[Direction]:

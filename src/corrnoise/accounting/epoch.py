@@ -36,6 +36,8 @@ from corrnoise.accounting.lognormal import LARGEST_NORMAL
 _SPACING, _MOST_NODES = 1.0 / 64.0, 40_000
 # The rounding error of the masses of the hull, relative, after their check.
 _CHECKED = 1e-9
+# Rounds of looking at all points of a hull at once, before they are taken one by one.
+_HULL_ROUNDS = 10
 
 
 class Curves(Protocol):
@@ -110,9 +112,18 @@ def pair(curves: Curves, h: float) -> Pair:
 
 def _hull(x: Array, y: Array) -> Array:
     """The lower convex hull of points, at every x."""
+    # A point that is not below the chord of its neighbours is no corner. Mostly all are below, or
+    # after a few rounds; a point at the end that is far below would take a round for each other.
+    corners = np.arange(x.size)
+    for _ in range(_HULL_ROUNDS):
+        steps, rises = np.diff(x[corners]), np.diff(y[corners])
+        below = rises[:-1] * steps[1:] < rises[1:] * steps[:-1]
+        if np.all(below):
+            return np.interp(x, x[corners], y[corners])
+        corners = corners[np.concatenate([[True], below, [True]])]
     kept = list[int]()
     xs, ys = x.tolist(), y.tolist()
-    for i in range(len(xs)):
+    for i in corners.tolist():
         while len(kept) > 1:
             first, last = kept[-2], kept[-1]
             left = (ys[last] - ys[first]) * (xs[i] - xs[last])

@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise.accounting.bins import Bins
-from corrnoise.accounting.proposals import LARGEST_EXPONENT, Pattern, Tilt, chunks
+from corrnoise.accounting.proposals import LARGEST_EXPONENT, Noise, Pattern, Tilt, chunks
 
 Array = npt.NDArray[np.float64]
 
@@ -77,7 +77,7 @@ class LowSums:
         log_mean_constant = float(np.max(log_constant)) + math.log(float(np.mean(constant)))
         of_first = np.cumsum(constant) / np.sum(constant)
 
-        def values(generator: np.random.Generator, noise: Array) -> Array:
+        def values(generator: np.random.Generator, noise: Noise) -> Array:
             count = noise.shape[0]
             first = np.searchsorted(of_first, generator.random(count), side="right")
             first = np.minimum(first, b - 1)
@@ -152,7 +152,7 @@ class _Steps:
         return x, np.sum(log_excess, axis=1)
 
 
-def _none(generator: np.random.Generator, noise: Array) -> Array:
+def _none(generator: np.random.Generator, noise: Noise) -> Array:
     raise AssertionError("a proposal with an infinite W must not be drawn from")
 
 

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise.accounting.bins import Bins, Indices
-from corrnoise.accounting.proposals import LARGEST_EXPONENT, Pattern, Tilt, chunks
+from corrnoise.accounting.proposals import LARGEST_EXPONENT, Noise, Pattern, Tilt, chunks
 
 Array = npt.NDArray[np.float64]
 
@@ -64,7 +64,7 @@ class ManyFolds:
         places, gram = pattern.bins, bins.gram / sigma**2
         half = bins.squares / (2.0 * sigma**2)
 
-        def values(generator: np.random.Generator, noise: Array) -> Array:
+        def values(generator: np.random.Generator, noise: Noise) -> Array:
             count = noise.shape[0]
             first = generator.integers(b, size=count)
             in_blocks = outer.draw(generator, np.full(count, folds))

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from corrnoise.accounting.bins import Bins, Indices
 
 Array = npt.NDArray[np.float64]
+# Float64 in a certificate; float32 where a search keeps its draws.
+Noise = npt.NDArray[np.float64] | npt.NDArray[np.float32]
 
 # Floats that one thread works on at a time: they fit into a cache.
 _CHUNK = 1 << 15
@@ -23,7 +25,7 @@ LARGEST_EXPONENT = 700.0
 class Tilt:
     """An integrand on draws (generator, Gaussian inner products), and its largest value."""
 
-    values: Callable[[np.random.Generator, Array], Array]
+    values: Callable[[np.random.Generator, Noise], Array]
     log_largest: float
 
     @property
@@ -40,7 +42,7 @@ class Shape(Protocol):
         ...
 
 
-def chunks(noise: Array) -> Iterator[slice]:
+def chunks(noise: Noise) -> Iterator[slice]:
     """Parts of the rows that fit into a cache."""
     size = max(1, _CHUNK // noise.shape[1])
     for start in range(0, noise.shape[0], size):

@@ -17,6 +17,8 @@ Array = npt.NDArray[np.float64]
 # Above these lengths the FFT is faster; measured for n from 2^8 to 2^20, they hardly change.
 _LONGEST_FACTOR = 256
 _LONGEST_DIVISOR = 96
+# Numbers that fit into a cache.
+_CACHED = 1 << 15
 
 
 def impulse(num_steps: int) -> Array:
@@ -139,7 +141,14 @@ def lag_products(left: Array, right: Array, num_lags: int) -> Array:
     """Σ_t left[t + j]·right[t] for j = 0, …, num_lags - 1; both have the same length."""
     n = left.size
     if num_lags <= _LONGEST_DIVISOR:
-        return np.array([dot(left[j:], right[: n - j]) for j in range(num_lags)])
+        size = _CACHED // n
+        if size < 2:
+            return np.array([dot(left[j:], right[: n - j]) for j in range(num_lags)])
+        # Row j is left[j:] with zeros at its end; as many rows at a time as fit into a cache.
+        padded = np.concatenate([left, np.zeros(num_lags - 1)])
+        delayed = np.lib.stride_tricks.as_strided(padded, (num_lags, n), padded.strides * 2)
+        starts = range(0, num_lags, size)
+        return np.concatenate([np.sum(delayed[i : i + size] * right, axis=1) for i in starts])
     size = fast_length(2 * n - 1)
     spectrum = np.fft.rfft(left, size) * np.conj(np.fft.rfft(right, size))
     return np.fft.irfft(spectrum, size)[:num_lags]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal
 
 from corrnoise import _checks as checks
@@ -127,8 +128,14 @@ def strategy_bands(question: Question) -> list[int]:
     return sorted(sizes)
 
 
+@lru_cache(maxsize=16)
+def _best_bands(workload: Workload, participation: Participation) -> int:
+    """The best size of BISR, which a planner asks for once for every sampling."""
+    return bisr(workload, participation, num_bands="best").noising_bands
+
+
 def _bisr_sizes(question: Question) -> list[int]:
-    best = bisr(question.workload, question.participation, num_bands="best").noising_bands
+    best = _best_bands(question.workload, question.participation)
     return sorted({*(p for p in _BISR_BANDS if p <= question.workload.num_steps), best})
 
 

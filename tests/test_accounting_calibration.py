@@ -99,7 +99,7 @@ def test_epsilon_of_many_bins_does_not_hang_on_the_seed(seed):
 
 
 def test_no_price_is_above_the_bound_without_sampling():
-    """Few draws, and little correlation: the certificate is worse than the bound, which is taken."""
+    """Few draws, little correlation: the certificate is worse than the bound, which is taken."""
     part = cn.Participation(60, 60, 1)
     m = cn.mechanisms.lambda_cgd(cn.workloads.prefix_sum(60), rate=0.02)
     options = {"sampling": "balls-in-bins", "samples": 1_000}

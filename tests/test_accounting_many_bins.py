@@ -238,3 +238,43 @@ def test_certified_noise_is_within_five_percent_for_many_bins(bands, epsilon):
     for direction in ("remove", "add"):
         here = other(sigma, direction)
         assert here.mean - 4 * here.standard_error < delta
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.05, 0.003])
+@pytest.mark.parametrize("eta", [0.3, 0.01])
+def test_the_bound_of_a_mean_fails_no_more_often_than_stated(chance, eta):
+    """Draws that are 0 or W, the hardest ones, with the probabilities of all their numbers."""
+    from scipy.stats import binom
+
+    count, largest = 1000, 2.0
+    wrong = 0.0
+    for ones in range(count + 1):
+        mean = largest * ones / count
+        variance = ones * (count - ones) * largest**2 / (count * (count - 1))
+        found = balls_in_bins.Estimate(mean, math.sqrt(variance / count), eta, count, largest)
+        if found.upper < chance * largest:
+            wrong += float(binom.pmf(ones, count, chance))
+    assert wrong <= eta
+
+
+def test_a_bound_of_a_mean_by_hand():
+    found = balls_in_bins.Estimate(0.1, 0.01, 0.012, 1000, 2.0)
+    square = 0.01**2 * 999 + 0.1**2
+    by_hand = [
+        0.1 + (-math.log(1 - x) - x) / x * square / 2.0 + 2.0 * math.log(1000.0) / (1000 * x)
+        for x in 0.9 / 2.0 ** np.arange(12)
+    ]
+    assert found.upper == pytest.approx(min(by_hand))
+    assert balls_in_bins.Estimate(0.0, 0.0, 0.01, 1000, 0.0).upper == 0.0
+
+
+def test_more_draws_are_taken_where_the_largest_value_is_large():
+    bins = bisr(98, 98)
+    search = certificates.Search(bins, 1e-5, certificates.Draws(1e-9, None, 0, None))
+    assert search._number(1e-5) == search.samples == 500_000
+    many = certificates.Search(Bins(np.eye(900)), 1e-5, search.draws)
+    assert many._number(1e-2) == many.samples == 100_000
+    assert many._number(2e-2) == 180_000
+    assert many._number(1.0) == 300_000_000 // 900
+    given = certificates.Draws(1e-9, 7_000, 0, None)
+    assert certificates.Search(bins, 1e-5, given)._number(1.0) == 7_000

@@ -54,7 +54,8 @@ def costs(found: dict[str, Any]) -> str:
     for row in found["rows"]:
         cost, alone = row["cost"], row["cost"]["alone"]
         seconds = "" if alone is None else f"{alone['milliseconds'] * row['steps'] / 1e3:.1f}"
-        memory = "" if alone is None else f"{alone['gibibytes']:.2f}"
+        used = None if alone is None else alone["gibibytes"]
+        memory = "" if used is None else f"{used:.2f}"
         rows.append(
             [
                 f"{row['epsilon']:g}",

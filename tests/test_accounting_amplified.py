@@ -138,7 +138,7 @@ def test_with_many_bands_the_optimum_with_fewer_is_a_start(monkeypatch):
     monkeypatch.setattr(amplified, "_FEW_BANDS", 2)
     part, workload = cn.Participation(40, 10, 4), cn.workloads.sgd(40, momentum=0.5)
     error = AmplifiedError.checked(workload, part, seed=0, **BUDGET)
-    small = cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=2, **BUDGET)
+    small = cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=2, descents=1, **BUDGET)
     *_, last = amplified._starts(workload, 5, error)
     assert np.array_equal(last.noising_coef, small.noising_coef)
     assert last.noising_bands == 5

@@ -20,6 +20,9 @@ from corrnoise.accounting.proposals import Shape
 _ROOM = 5e-4
 _SEARCH_TOLERANCE = _ROOM / 4
 _WIDER = 3.0
+# The step after an attempt that failed, relative to what its δ asks for, and the widest step,
+# relative to the least one.
+_SURELY, _WIDEST = 1.3, 10.0
 # A search begins with a tenth of its draws, at least so many, and narrows to this relative width;
 # it ends at this part of what is private without amplification.
 _FEWEST, _NEAR, _LEAST = 1_000, 0.01, 1e-3
@@ -267,21 +270,37 @@ class Search:
     ) -> tuple[float, Estimate | None] | None:
         """The first value from ``start`` upward that fresh draws certify.
 
-        Each step is three times as wide as the one before. ``None`` where a bound with no draws is
-        no worse, and where ``most`` is reached.
+        The first step leaves room for the error of the search; after an attempt that failed, the
+        next one is as wide as its δ asks for, and three times as wide as the least one before.
+        ``None`` where a bound with no draws is no worse, and where ``most`` is reached.
         """
         value, at = start, point(start)
         shapes = self._shapes(at)
         largest = (shapes(x).at(self.bins, *at).largest for x in self._directions(*at))
         self.samples = max(map(self._number, largest))
+        slope, error = self._slope(point, start, shapes)
+        step = error / slope
         for attempt in range(1, MOST_ATTEMPTS):
-            value *= 1.0 + _ROOM * _WIDER ** (attempt - 1)
+            least = _ROOM * _WIDER ** (attempt - 1)
+            value *= 1.0 + min(max(least, step), _WIDEST * least)
             if value >= most or certain.delta(self.bins, *point(value)) <= self.delta:
                 break
             found = self._certificate(*point(value), attempt)
             if found.upper <= self.delta:
                 return value, found
+            step = _SURELY * math.log(found.upper / self.delta) / slope
         return None
+
+    def _slope(self, point: Point, value: float, shapes: Shapes) -> tuple[float, float]:
+        """How fast log δ falls with the logarithm of a value, and its error, from few draws."""
+        normals = balls_in_bins.Normals(self.few)
+        higher, here = (
+            self._estimates(*at, self.few, shapes, normals, self._directions(*at))
+            for at in (point(value * math.exp(_NEAR)), point(value))
+        )
+        fall = self._log_largest(here) - self._log_largest(higher)
+        errors = (each.standard_error / max(each.mean, 1e-320) for each in here)
+        return max(fall / _NEAR, 1.0), min(max(errors), 1.0)
 
     def least_delta(
         self, sigma: float, epsilon: float, most: float
@@ -316,7 +335,20 @@ class Search:
         directions: list[Direction],
     ) -> float:
         """The logarithm of the δ that the full number of draws would certify, from a few."""
-        found = (
+        return self._log_largest(
+            self._estimates(sigma, epsilon, draws, shapes, normals, directions)
+        )
+
+    def _estimates(
+        self,
+        sigma: float,
+        epsilon: float,
+        draws: int,
+        shapes: Shapes,
+        normals: balls_in_bins.Normals,
+        directions: list[Direction],
+    ) -> list[Estimate]:
+        return [
             balls_in_bins.estimate(
                 self.bins,
                 sigma,
@@ -329,7 +361,10 @@ class Search:
                 normals=normals,
             )
             for direction in directions
-        )
+        ]
+
+    def _log_largest(self, found: list[Estimate]) -> float:
+        """The logarithm of the largest δ that the full number of draws would certify."""
         uppers = (each.upper_with(self._number(each.largest)) for each in found)
         return max(math.log(max(upper, 1e-320)) for upper in uppers)
 

@@ -86,13 +86,16 @@ class ManyFolds:
                 x -= top[:, None]
                 ratio = np.exp(x, out=x)
                 mean = np.mean(ratio, axis=1)
-                loss = top + np.log(mean)
+                loss = top.astype(np.float64) + np.log(mean)
                 # T_r/T, whose mean over r is 1.
                 parts = pattern.sums(ratio) / (pattern.size * mean[:, None])
-                # A power that is cut off makes the integrand larger.
                 with np.errstate(divide="ignore"):
-                    powers = np.exp(np.minimum(folds * np.log(parts), LARGEST_EXPONENT - 50.0))
-                exponent = log_weight[part] - (folds - 1) * loss - np.log(np.mean(powers, axis=1))
+                    powers = np.log(parts, out=parts)
+                powers *= folds
+                highest = np.max(powers, axis=1)
+                powers -= highest[:, None]
+                log_mean = highest + np.log(np.mean(np.exp(powers, out=powers), axis=1))
+                exponent = log_weight[part] - (folds - 1) * loss - log_mean
                 weight = np.exp(np.minimum(exponent, LARGEST_EXPONENT))
                 result[part] = weight * -np.expm1(np.minimum(epsilon - loss, 0.0))
             return result

@@ -92,8 +92,8 @@ def plan(
     >>> import corrnoise as cn
     >>> plan = cn.plan(num_examples=1000, batch_size=100, epochs=4, epsilon=4, delta=1e-6,
     ...                sampling="fixed")
-    >>> plan.mechanism, round(plan.error, 3), round(plan.efficiency, 2), plan.calibration.kind
-    (band_inv_mf(prefix_sum(40), num_bands=32), 5.274, 0.93, 'bound')
+    >>> plan.mechanism, round(plan.error, 2), round(plan.efficiency, 2), plan.calibration.kind
+    (band_inv_mf(prefix_sum(40), num_bands=32), 5.27, 0.93, 'bound')
     >>> cn.Plan.from_json(plan.to_json()) == plan
     True
     """

@@ -23,6 +23,7 @@ _TABLES = {
     "imdb": "imdb-adamw.json",
     "cifar_headline": "cifar-headline.json",
     "cifar_wrn": "cifar-wrn.json",
+    "exact": "exact.json",
     "jax_noise": "jax-noise.json",
 }
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")

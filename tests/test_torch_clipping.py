@@ -566,3 +566,15 @@ def test_two_calls_of_the_model_in_one_backward_pass_are_refused():
     with pytest.raises(ValueError, match="must be called once for each backward pass"):
         clipper.sums()
     assert clipper.examples == 0
+
+
+def test_a_factor_that_float32_can_hardly_hold_counts_as_zero():
+    """Below 2^-126 float32 has fewer bits, and a rounded factor would let gradients exceed C."""
+    clip_norm = 2.0**-120
+    torch.manual_seed(0)
+    for size in torch.rand(20).mul(2.0**22).add(2.0**20).tolist():
+        net = nn.Linear(3, 1, bias=False)
+        clipper = Clipper(net, list(net.parameters()), clip_norm)
+        (net(torch.full((1, 3), size))).mean().backward()
+        assert norm(each.double() for each in clipper.sums()) <= clip_norm
+        clipper.recorder.close()

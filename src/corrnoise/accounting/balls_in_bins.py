@@ -64,7 +64,7 @@ import numpy.typing as npt
 from corrnoise._progress import Progress
 from corrnoise.accounting import low_sums, many_folds
 from corrnoise.accounting.bins import Bins, Indices
-from corrnoise.accounting.proposals import Noise, Shape, Tilt, chunks
+from corrnoise.accounting.proposals import Noise, Shape, Tilt, chunks, log_worth
 
 Array = npt.NDArray[np.float64]
 Direction = Literal["remove", "add"]
@@ -345,9 +345,7 @@ class Tuples:
         self.log_largest = (
             self.log_z
             + max(0.0, (1.0 - theta) * folds * math.log(b))
-            - (tau - 1.0) * epsilon
-            + (tau - 1.0) * math.log(tau - 1.0)
-            - tau * math.log(tau)
+            + float(log_worth(tau, epsilon))
         )
 
     @property

@@ -235,8 +235,8 @@ class Search:
         def rough(log_value: float) -> float:
             at = point(math.exp(log_value))
             shapes = self._shapes(at, most_triples=0)
-            found = self._log_upper(*at, fewest, shapes, normals, ["remove"])
-            return found - math.log(self.delta)
+            found = self._estimates(*at, fewest, shapes, normals, ["remove"])
+            return self._log_largest(found) - math.log(self.delta)
 
         return roots.falling(rough, top - _FIRST, (bottom, top), _NEAR / 2.0)
 
@@ -253,9 +253,8 @@ class Search:
 
         def excess(log_value: float) -> float:
             at = point(math.exp(log_value))
-            directions = self._directions(*at)
-            found = self._log_upper(*at, self.few, shapes, normals, directions)
-            return found - math.log(self.delta)
+            found = self._estimates(*at, self.few, shapes, normals, self._directions(*at))
+            return self._log_largest(found) - math.log(self.delta)
 
         return roots.falling(excess, near, limits, tolerance / 2.0)
 
@@ -325,20 +324,6 @@ class Search:
         repeats = self.draws.enough > 0.0
         return (least, replace(worst, attempt=0)) if least < most or repeats else (most, None)
 
-    def _log_upper(
-        self,
-        sigma: float,
-        epsilon: float,
-        draws: int,
-        shapes: Shapes,
-        normals: balls_in_bins.Normals,
-        directions: list[Direction],
-    ) -> float:
-        """The logarithm of the δ that the full number of draws would certify, from a few."""
-        return self._log_largest(
-            self._estimates(sigma, epsilon, draws, shapes, normals, directions)
-        )
-
     def _estimates(
         self,
         sigma: float,
@@ -348,6 +333,7 @@ class Search:
         normals: balls_in_bins.Normals,
         directions: list[Direction],
     ) -> list[Estimate]:
+        """Of some directions, from a few draws."""
         return [
             balls_in_bins.estimate(
                 self.bins,

@@ -3,12 +3,15 @@ r"""Convolutions of masses by Fourier transforms, with bounds of their rounding 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+import operator
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+_T = TypeVar("_T")
 
 # Of a transform of at most 2^21 numbers, and for each factor 2 of its size.
 _TRANSFORM, _STAGE = 1.6e-14, 7.5e-16
@@ -65,13 +68,31 @@ def power(x: npt.NDArray[np.complex128], exponent: int) -> npt.NDArray[np.comple
 
     The relative error is at most ``exponent`` times that of a product of complex numbers.
     """
-    result = np.ones_like(x)
+    return power_by(operator.mul, x, exponent, np.ones_like(x))
+
+
+def log_power(multiply: Callable[[Array, Array], Array], coef: Array, exponent: int) -> Array:
+    """The coefficients of p(x)^exponent, cut at the degree of p, given those of p: logarithms.
+
+    Args:
+        multiply: gives those of a product.
+        coef: of p.
+        exponent: from 0 on.
+    """
+    one = np.full_like(coef, -np.inf)
+    one[0] = 0.0
+    return power_by(multiply, coef, exponent, one)
+
+
+def power_by(multiply: Callable[[_T, _T], _T], x: _T, exponent: int, one: _T) -> _T:
+    """A power by squaring, for any product with this ``one``."""
+    result = one
     while exponent:
         if exponent & 1:
-            result = result * x
+            result = multiply(result, x)
         exponent >>= 1
         if exponent:
-            x = x * x
+            x = multiply(x, x)
     return result
 
 

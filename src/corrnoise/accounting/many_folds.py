@@ -31,7 +31,15 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise.accounting.bins import Bins, Indices
-from corrnoise.accounting.proposals import LARGEST_EXPONENT, Noise, Pattern, Tilt, chunks
+from corrnoise.accounting.convolution import log_power
+from corrnoise.accounting.proposals import (
+    LARGEST_EXPONENT,
+    Noise,
+    Pattern,
+    Tilt,
+    chunks,
+    log_worth,
+)
 
 Array = npt.NDArray[np.float64]
 
@@ -100,7 +108,7 @@ class ManyFolds:
                 result[part] = weight * -np.expm1(np.minimum(epsilon - loss, 0.0))
             return result
 
-        return Tilt(values, log_z + float(_log_worth(np.array([folds]), epsilon)[0]))
+        return Tilt(values, log_z + float(log_worth(folds, epsilon)))
 
 
 class Spread:
@@ -186,11 +194,11 @@ def _least(bins: Bins, sigma: float, epsilon: float, pattern: Pattern) -> tuple[
     most = 3.0 + 2.0 * (math.log(bins.num_bins) + epsilon) / max(own + near + far, 1e-9)
     folds = int(min(most, _MOST_FOLDS))
     orders = np.arange(folds + 1)
-    inner = _log_power(_log_own(own, folds), pattern.points)
-    log_z = _log_power(inner + near * _pairs(folds), pattern.blocks)
+    inner = log_power(_log_product, _log_own(own, folds), pattern.points)
+    log_z = log_power(_log_product, inner + near * _pairs(folds), pattern.blocks)
     log_z += far * _pairs(folds) - orders * math.log(pattern.size)
     log_z += np.concatenate([[0.0], np.cumsum(np.log(orders[1:]))])
-    log_w = log_z[2:] + _log_worth(orders[2:], epsilon)
+    log_w = log_z[2:] + log_worth(orders[2:], epsilon)
     chosen = int(np.argmin(log_w))
     return float(log_w[chosen]), ManyFolds(chosen + 2, pattern)
 
@@ -213,26 +221,8 @@ def _log_own(own: float, folds: int) -> Array:
     return own * _pairs(folds) - factorials
 
 
-def _log_worth(orders: npt.NDArray[np.int64], epsilon: float) -> Array:
-    """The logarithm of the largest T^{1-f}(1 - e^ε/T) for T > e^ε."""
-    excess = orders - 1.0
-    return -excess * epsilon + excess * np.log(excess) - orders * np.log(orders)
-
-
-def _log_power(log_coef: Array, exponent: int) -> Array:
-    """Logarithms of the coefficients of a power of a power series, about, in float64."""
-    result = np.full_like(log_coef, -np.inf)
-    result[0] = 0.0
-    while exponent:
-        if exponent & 1:
-            result = _log_product(result, log_coef)
-        exponent >>= 1
-        if exponent:
-            log_coef = _log_product(log_coef, log_coef)
-    return result
-
-
 def _log_product(left: Array, right: Array) -> Array:
+    """Of power series given by logarithms, about, in float64: faster than that of ``renyi``."""
     # A factor for each degree keeps numbers within the range of float64.
     orders = np.arange(left.size)
     slope = (right[-1] - right[0]) / max(orders[-1], 1)

@@ -42,6 +42,16 @@ class Shape(Protocol):
         ...
 
 
+def log_worth(order: npt.ArrayLike, epsilon: float) -> Array:
+    """The logarithm of the largest T^{1-α}(1 - e^ε/T) over T > e^ε, for an order α > 1.
+
+    It is e^{-(α-1)ε}(α-1)^{α-1}/α^α: what a moment of order α, or a proposal of α folds, is worth.
+    """
+    order = np.asarray(order, dtype=np.float64)
+    excess = order - 1.0
+    return excess * np.log(excess) - excess * epsilon - order * np.log(order)
+
+
 def chunks(noise: Noise) -> Iterator[slice]:
     """Parts of the rows that fit into a cache."""
     size = max(1, _CHUNK // noise.shape[1])

@@ -36,9 +36,10 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise.accounting import gaussian
+from corrnoise.accounting import convolution, gaussian
 from corrnoise.accounting.balls_in_bins import add_bound
 from corrnoise.accounting.bins import Bins
+from corrnoise.accounting.proposals import log_worth
 
 Array = npt.NDArray[np.float64]
 
@@ -113,7 +114,7 @@ def log_moments(num_bins: int, own: float, common: float) -> Array:
     orders = np.arange(_LARGEST_ORDER + 1)
     factorials = np.concatenate([[0.0], np.cumsum(np.log(orders[1:]))])
     pairs = orders * (orders - 1) / 2.0
-    power = _log_power(pairs * own - factorials, num_bins)
+    power = convolution.log_power(_log_multiply, pairs * own - factorials, num_bins)
     return power + factorials - orders * math.log(num_bins) + pairs * common
 
 
@@ -122,22 +123,8 @@ def _convert(moments: Array, epsilon: float) -> float:
     largest = moments.size - 1
     orders = np.linspace(1.0, float(largest), 1 + 50 * (largest - 1))[1:]
     logs = np.interp(orders, np.arange(moments.size), moments)
-    excess = orders - 1.0
-    exponents = logs - excess * epsilon + excess * np.log(excess) - orders * np.log(orders)
+    exponents = logs + log_worth(orders, epsilon)
     return math.exp(min(float(np.min(exponents)), 0.0))
-
-
-def _log_power(coef: Array, exponent: int) -> Array:
-    """Logarithms of the coefficients of p(x)^exponent, cut at the degree of p, given those of p."""
-    result = np.full_like(coef, -np.inf)
-    result[0] = 0.0
-    while exponent:
-        if exponent & 1:
-            result = _log_multiply(result, coef)
-        exponent >>= 1
-        if exponent:
-            coef = _log_multiply(coef, coef)
-    return result
 
 
 def _log_multiply(left: Array, right: Array) -> Array:

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 _MARGIN = 2.0**-20
-_LEAST = 2.0**-100
+LEAST_FACTOR = 2.0**-100
 # Elements that are converted at a time.
 _CHUNK = 1 << 24
 
@@ -42,7 +42,7 @@ def clip_factors(grads: Sequence[torch.Tensor], clip_norm: float) -> torch.Tenso
         clip_norm: C.
     """
     found = wide_factors(grads, clip_norm)
-    return found.masked_fill(found < _LEAST, 0.0).float()
+    return found.masked_fill(found < LEAST_FACTOR, 0.0).float()
 
 
 def wide_factors(grads: Sequence[torch.Tensor], clip_norm: float) -> torch.Tensor:

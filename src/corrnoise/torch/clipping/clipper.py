@@ -13,6 +13,7 @@ from corrnoise.torch.clipping.parts import Direct, Factors, Part, bound, togethe
 from corrnoise.torch.clipping.recorder import Call, Recorder
 from corrnoise.torch.clipping.views import grouped
 from corrnoise.torch.placement import local
+from corrnoise.torch.precision import LEAST_FACTOR
 
 # Of all tensors in a few launches; torch has no public name for it.
 _add_to_all: Any = torch._foreach_add_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
@@ -153,6 +154,7 @@ class Clipper:
         scale = float(count) if self._mean else 1.0 / self.views
         longest = (bound(norms) * scale).clamp_min(self._clip_norm)
         factor = scale * _DOWN * self._clip_norm / longest
+        factor = factor.masked_fill(factor < LEAST_FACTOR, 0.0)
         factors = Factors(factor if self.real is None else factor * self.real[:: self.views])
         found: dict[nn.Parameter, Tensor] = {}
         if flat is not None:

@@ -12,13 +12,18 @@ def table(found: dict[str, Any]) -> str:
     columns = ["parameters", "p", "plain noise, ms", "exact release, ms", "ratio", "undecided"]
     rows = [
         [
-            f"{row['parameters']:,}", str(row["bands"]), f"{row['plain_ms']:.0f}",
-            f"{row['exact_ms']:.0f}", f"{row['ratio']:.1f}",
+            f"{row['parameters']:,}", str(row["bands"]), _digits(row["plain_ms"]),
+            _digits(row["exact_ms"]), f"{row['ratio']:.1f}",
             f"{row['undecided']} of {row['entries']:,}",
         ]
         for row in found["rows"]
     ]  # fmt: skip
     return _tables.markdown(columns, rows)
+
+
+def _digits(milliseconds: float) -> str:
+    """Three of them, or all before the point."""
+    return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
 def about(found: dict[str, Any]) -> str:

@@ -317,8 +317,11 @@ def main() -> None:
     parser.add_argument("command", choices=("prepare", "run", "table"))
     parser.add_argument("--minutes", type=float, default=9.0, help="start nothing later")
     parser.add_argument("--workers", type=int, default=3, help="runs that share the GPU")
-    parser.add_argument("--part", choices=PARTS, help="one of them alone")
-    parser.add_argument("--epsilon", type=float, choices=EPSILONS, help="one of them alone")
+    parser.add_argument("--part", choices=PARTS, action="append", help="these alone")
+    parser.add_argument(
+        "--epsilon", type=float, choices=EPSILONS, action="append", help="these alone"
+    )
+    parser.add_argument("--method", choices=METHODS, action="append", help="these alone")
     parser.add_argument("--smoke", action="store_true", help="24 reviews, to see that it runs")
     parser.add_argument("--json", type=Path, help="write the table's rows there")
     given = parser.parse_args()
@@ -328,10 +331,9 @@ def main() -> None:
         os.environ["CORRNOISE_CACHE"] += "/smoke"
     cases = [
         Case(epsilon, part, method)
-        for part in PARTS
-        for epsilon in EPSILONS
-        for method in METHODS
-        if given.part in (None, part) and given.epsilon in (None, epsilon)
+        for part in given.part or PARTS
+        for epsilon in given.epsilon or EPSILONS
+        for method in given.method or METHODS
     ]
     if given.command == "prepare":
         imdb.tokens(size_of(given.smoke)["num_examples"] if given.smoke else None)

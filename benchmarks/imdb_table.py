@@ -7,6 +7,7 @@ from typing import Any
 
 from corrnoise import _tables
 
+POISSON = "DP-SGD Poisson"
 _COLUMNS = ("ε", "trained", "method", "learning rate", "clip norm", "test accuracy", "seeds")
 
 
@@ -34,7 +35,27 @@ def table(found: dict[str, Any]) -> str:
     return _tables.markdown(_COLUMNS, rows)
 
 
+def leads(found: dict[str, Any]) -> list[str]:
+    """For every pair of rows, how far the planner's choice is above DP-SGD with Poisson batches."""
+    means = {
+        (row["epsilon"], row["part"], *row["method"].split(", ")): statistics.mean(
+            run["accuracy"] for run in row["runs"]
+        )
+        for row in found["rows"]
+    }
+    return [
+        f"{mean - means[epsilon, part, optimizer, POISSON]:+.2f} (ε = {epsilon:g}, {part}, "
+        f"{optimizer})"
+        for (epsilon, part, optimizer, noise), mean in means.items()
+        if noise != POISSON and (epsilon, part, optimizer, POISSON) in means
+    ]
+
+
 def about(found: dict[str, Any]) -> str:
-    """Where the numbers come from, in one line."""
+    """What the planner's choice gains, and where the numbers come from."""
     devices = sorted({run["device"] for row in found["rows"] for run in row["runs"]})
-    return f"δ = {found['delta']:g}; {', '.join(devices)}, {found['date']}."
+    return (
+        f"Points of the planner's choice above DP-SGD with Poisson batches: "
+        f"{', '.join(leads(found))}. "
+        f"δ = {found['delta']:g}; {', '.join(devices)}, {found['date']}."
+    )

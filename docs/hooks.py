@@ -19,12 +19,12 @@ STORM = ROOT / "benchmarks" / "storm.json"
 _HELP = re.compile(r"<!-- help:(?P<command>[a-z ]*) -->")
 # Benchmarks with a file NAME_table.py, and their results.
 _TABLES = {
-    "rounding": "rounding.json",
-    "imdb": "imdb-adamw.json",
-    "cifar_headline": "cifar-headline.json",
-    "cifar_wrn": "cifar-wrn.json",
-    "exact": "exact.json",
-    "jax_noise": "jax-noise.json",
+    "rounding": ["rounding.json"],
+    "imdb": ["imdb-adamw.json"],
+    "cifar_headline": ["cifar-headline.json"],
+    "cifar_wrn": ["cifar-wrn.json"],
+    "exact": ["exact.json", "exact-h200.json"],
+    "jax_noise": ["jax-noise.json"],
 }
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 
@@ -46,9 +46,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         markdown = markdown.replace("<!-- audit -->", audits())
     if "<!-- storm -->" in markdown:
         markdown = markdown.replace("<!-- storm -->", storm_counts())
-    for name, file in _TABLES.items():
+    for name, files in _TABLES.items():
         if f"<!-- {name} -->" in markdown:
-            markdown = markdown.replace(f"<!-- {name} -->", measured(name, file))
+            shown = "\n\n".join(measured(name, file) for file in files)
+            markdown = markdown.replace(f"<!-- {name} -->", shown)
     markdown = _STEPS.sub(lambda found: steps(found["file"]), markdown)
     return _HELP.sub(lambda found: f"```text\n{help_of(found['command'].split())}```", markdown)
 

@@ -99,11 +99,13 @@ def test_the_ends_of_u_are_left_undecided(approximate):
 
 
 def by_library(torch):
-    """The functions of NumPy and of torch, from arrays to arrays."""
+    """The functions of NumPy and of torch, on every device here, from arrays to arrays."""
     yield np.log, np.sqrt, np.tan
-    yield tuple(
-        (lambda x, f=f: f(torch.from_numpy(x)).numpy()) for f in (torch.log, torch.sqrt, torch.tan)
-    )
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        yield tuple(
+            (lambda x, f=f, device=device: f(torch.from_numpy(x).to(device)).cpu().numpy())
+            for f in (torch.log, torch.sqrt, torch.tan)
+        )
 
 
 def test_library_functions_are_as_accurate_as_assumed():

@@ -135,6 +135,25 @@ def test_a_run_releases_exact_sums_with_exact_noise(mode, monkeypatch):
     assert torch.equal(given_, last.float() / 10)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_run_on_a_gpu_releases_what_the_cpu_would(monkeypatch):
+    """Its sums lie on the grid, and its releases are the CPU's of the same sums, bit for bit."""
+    seen, run = captured(monkeypatch), engine()
+    net, optimizer, loader = training.private(run, net=training.model().to("cuda"))
+    while len(seen) < 4:
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(x.to("cuda")), y.to("cuda")).backward()
+            optimizer.step()
+    noise = ExactNoise(run.plan.mechanism, KEY)
+    for before, after, step, scale in list(seen):
+        assert before[0].device.type == "cuda"
+        sums = [part.cpu() for part in before]
+        assert all(torch.equal(part / grid(1.0), (part / grid(1.0)).round()) for part in sums)
+        noise.add_(sums, step, scale)
+        assert all(torch.equal(one, other.cpu()) for one, other in zip(sums, after, strict=True))
+
+
 def gradient(net, x, y):
     loss = torch.nn.CrossEntropyLoss()(net(x), y)
     parts = torch.autograd.grad(loss, list(net.parameters()))

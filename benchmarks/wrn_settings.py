@@ -37,6 +37,8 @@ class Recipe:
         clip_norm: C.
         decay: α, the factor that the weights of convolutions and of the head keep in a step at the
             first rate; 1 is no decay. It shrinks with the rate, as torch's does.
+        told: the decay that the planner is told instead. Where the loss is curved, later steps
+            take back what a step's noise has done, so that noise is forgotten as with decay.
     """
 
     batch: int
@@ -46,11 +48,13 @@ class Recipe:
     momentum: float = 0.0
     clip_norm: float = 1.0
     decay: float = 1.0
+    told: float | None = None
 
     @property
     def decayed(self) -> str:
-        """The part of a file's name that tells the decay."""
-        return "" if self.decay == 1.0 else f"-d{self.decay:g}"
+        """The part of a file's name that tells the decays."""
+        own = "" if self.decay == 1.0 else f"-d{self.decay:g}"
+        return own if self.told is None else f"{own}-t{self.told:g}"
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def plan_of(run: Run, num_examples: int) -> cn.Plan:
             epsilon=run.epsilon,
             delta=DELTA,
             momentum=r.momentum,
-            decay=r.decay,
+            decay=r.decay if r.told is None else r.told,
             sampling=sampling,
             mechanisms=mechanisms,
         )

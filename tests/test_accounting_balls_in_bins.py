@@ -6,7 +6,7 @@ import pytest
 from PLD_accounting import gaussian_allocation_epsilon_range
 
 from corrnoise import mechanisms, workloads
-from corrnoise.accounting import allocation, balls_in_bins, certain, gaussian, renyi
+from corrnoise.accounting import allocation, balls_in_bins, certain, gaussian, renyi, roots
 from corrnoise.accounting import bins as bins_module
 
 ETA = 1e-9
@@ -223,6 +223,38 @@ def test_relative_error_does_not_grow_as_delta_falls():
         errors.append(found.standard_error / found.mean)
     assert found.mean < 1e-12
     assert max(errors) < 0.2  # plain Monte Carlo: 1e4 at the last of them
+
+
+@pytest.mark.parametrize("singular", [False, True])
+def test_a_root_of_the_gram_matrix(singular):
+    """Triangular, with the zeros left out of products; symmetric where the means are dependent."""
+    bins = bins_of(mechanisms.bisr(workloads.prefix_sum(600), num_bands=8).strategy_coef, 300)
+    if singular:
+        gram = bins.gram.copy()
+        gram[-1], gram[:, -1] = gram[-2], gram[:, -2]
+        gram[-1, -1] = gram[-2, -2]
+        bins = bins_module.Bins(gram)
+    root = bins._root
+    scale = float(np.max(bins.gram))
+    np.testing.assert_allclose(root.T @ root, bins.gram, atol=1e-12 * scale)
+    assert (np.count_nonzero(np.tril(root, -1)) == 0) == (not singular)
+    rows = np.random.default_rng(0).standard_normal((7, 300))
+    found = bins_module._product(rows, root)
+    np.testing.assert_allclose(found, rows @ root, atol=1e-12 * math.sqrt(scale))
+
+
+def test_a_root_is_found_in_few_evaluations_despite_small_jumps():
+    """Two values that are nearly equal because of a jump must not send the search far away."""
+    seen = []
+
+    def excess(x):
+        seen.append(x)
+        return -17.0 * x - (0.07 if len(seen) == 2 else 0.0)
+
+    found = roots.falling(excess, 0.003, (-5.0, 1.0), 1e-3)
+    assert abs(found) < 2e-3
+    assert len(seen) <= 6
+    assert max(map(abs, seen)) < 0.05
 
 
 def test_draws_depend_on_the_seed_alone(monkeypatch):

@@ -114,16 +114,17 @@ def test_no_price_is_above_the_bound_without_sampling():
 
 def test_a_confirmation_widens_and_does_not_fall_to_the_bound(monkeypatch):
     """Certificates fail up to 15 % above the search's result; the next that holds is returned."""
-    genuine, first = certificates.balls_in_bins.estimate, []
+    genuine, first = certificates.balls_in_bins.estimates, []
 
-    def failing(bins, sigma, epsilon, direction, **options):
-        found = genuine(bins, sigma, epsilon, direction, **options)
+    def failing(bins, sigma, epsilon, shapes, **options):
+        found = genuine(bins, sigma, epsilon, shapes, **options)
         if options["seed"][1] == 0:
             return found
         first.append(sigma)
-        return dataclasses.replace(found, mean=1.0) if sigma < 1.15 * first[0] else found
+        fails = sigma < 1.15 * first[0]
+        return [dataclasses.replace(each, mean=1.0) for each in found] if fails else found
 
-    monkeypatch.setattr(certificates.balls_in_bins, "estimate", failing)
+    monkeypatch.setattr(certificates.balls_in_bins, "estimates", failing)
     monkeypatch.setattr(certain, "delta", lambda bins, sigma, epsilon: 1.0)
     m = cn.mechanisms.bsr(cn.workloads.prefix_sum(48), num_bands=4)
     bins, draws = m.bins(12), certificates.Draws.checked(1e-9, 5_000, 0, None)
@@ -134,25 +135,45 @@ def test_a_confirmation_widens_and_does_not_fall_to_the_bound(monkeypatch):
     assert len(set(first)) <= 10
 
 
-def test_an_attempt_that_failed_draws_no_more(monkeypatch):
-    """Where removing an example is not certified, the draws for adding one cannot help."""
-    genuine, drawn = certificates.balls_in_bins.estimate, []
+def test_an_attempt_that_cannot_succeed_ends_early(monkeypatch):
+    """After a part of its draws, the same on any number of cores; it certifies nothing."""
+    monkeypatch.setattr(certificates, "_DRAWN", {})
+    draws = certificates.Draws.checked(1e-9, 300_000, 0, None)
+    sigma = cn.calibrate(
+        MECHANISMS["bsr"], CIFAR, epsilon=2, delta=1e-5, sampling="balls-in-bins", samples=50_000
+    ).noise_multiplier
+    search = certificates.Search(MECHANISMS["bsr"].bins(CIFAR.min_sep), 1e-5, draws)
+    certificates._DRAWN.clear()
+    failed = search._certificate(0.97 * sigma, 2.0, 1)
+    assert failed.samples <= 0.5 * search.samples
+    assert failed.upper > 1e-5
+    assert not certificates._DRAWN
+    monkeypatch.setattr(certificates.balls_in_bins.os, "cpu_count", lambda: 5)
+    assert search._certificate(0.97 * sigma, 2.0, 1) == failed
+    assert not certificates._DRAWN
+    certified = search._certificate(1.03 * sigma, 2.0, 1)
+    assert certified.samples == search.samples
+    assert certified.upper <= 1e-5
+    assert certified in certificates._DRAWN.values()
 
-    def failing(bins, sigma, epsilon, direction, **options):
-        found = genuine(bins, sigma, epsilon, direction, **options)
-        attempt = options["seed"][1]
-        if attempt:
-            drawn.append((attempt, direction))
-        return dataclasses.replace(found, mean=1.0) if attempt == 1 else found
 
-    monkeypatch.setattr(certificates.balls_in_bins, "estimate", failing)
-    bins = cn.mechanisms.bsr(cn.workloads.prefix_sum(48), num_bands=4).bins(12)
-    draws = certificates.Draws.checked(1e-9, 5_000, 0, None)
-    assert certificates.certified_noise(bins, 0.5, 1e-5, draws)[1] is not None
-    failed = {attempt for attempt, _ in drawn[:-1]} - {drawn[-1][0]}
-    assert drawn[-1][1] == "add"
-    assert 1 in failed
-    assert all((attempt, "add") not in drawn for attempt in failed)
+def test_the_directions_of_an_attempt_share_their_normals(monkeypatch):
+    """Together they give what each gives alone, with the normals drawn once."""
+    bins = MECHANISMS["bsr"].bins(CIFAR.min_sep)
+    options = {"samples": 50_000, "failure_probability": 1e-9, "seed": (2, 1)}
+    both = ("remove", "add")
+    alone = [balls_in_bins.estimate(bins, 8.0, 1.0, each, **options) for each in both]
+    drawn, genuine = [], type(bins).draw
+
+    def counted(self, generator, count):
+        drawn.append(count)
+        return genuine(self, generator, count)
+
+    monkeypatch.setattr(type(bins), "draw", counted)
+    shapes = {each: balls_in_bins.best_shape(bins, 8.0, 1.0, each) for each in both}
+    assert balls_in_bins.estimates(bins, 8.0, 1.0, shapes, **options) == alone
+    assert sum(drawn) == 50_000
+    assert alone[0].mean != alone[1].mean
 
 
 def test_account_inverts_calibrate_and_seeds_repeat():
@@ -403,16 +424,16 @@ def test_refusals(call, message):
 
 def test_attempts_share_the_failure_probability_and_never_the_draws(monkeypatch):
     """Three certificates are made to fail: all of them together may be wrong with 1e-6 at most."""
-    genuine = certificates.balls_in_bins.estimate
+    genuine = certificates.balls_in_bins.estimates
     calls = []
 
-    def recorded(bins, sigma, epsilon, direction, **options):
-        found = genuine(bins, sigma, epsilon, direction, **options)
-        calls.append((options["seed"], options["failure_probability"], direction))
-        attempt = options["seed"][1]
-        return dataclasses.replace(found, mean=1.05e-5) if 1 <= attempt <= 3 else found
+    def recorded(bins, sigma, epsilon, shapes, **options):
+        found = genuine(bins, sigma, epsilon, shapes, **options)
+        calls.append((options["seed"], options["failure_probability"], len(shapes)))
+        fails = 1 <= options["seed"][1] <= 3
+        return [dataclasses.replace(each, mean=1.05e-5) for each in found] if fails else found
 
-    monkeypatch.setattr(certificates.balls_in_bins, "estimate", recorded)
+    monkeypatch.setattr(certificates.balls_in_bins, "estimates", recorded)
     c = cn.calibrate(
         MECHANISMS["bsr"],
         CIFAR,
@@ -426,7 +447,8 @@ def test_attempts_share_the_failure_probability_and_never_the_draws(monkeypatch)
     assert c.kind == "certified"
     assert len({seed[1] for seed, _, _ in attempts}) >= 4
     # Each direction of each attempt may fail; room is kept for a direction that was not sampled.
-    assert sum(2 * eta for _, eta, direction in attempts if direction == "remove") <= 1e-6
+    assert sum(2 * eta for _, eta, _ in attempts) <= 1e-6
+    assert all(number <= 2 for _, _, number in attempts)
     assert len({seed for seed, _, _ in attempts}) == len(attempts)
     assert not {seed for seed, _, _ in attempts} & {s for s, _, _ in calls if s[1] == 0}
 

@@ -55,3 +55,15 @@ def test_the_closest_comparison_is_the_least_of_all(name):
         found = allocation.comparisons(mechanism(name).first(n).bins(B))
         least = min(each.coarse(sigma, epsilon) for each in found)
         assert certain._closest(found, sigma, epsilon).coarse(sigma, epsilon) == least
+
+
+@pytest.mark.parametrize(("rate", "epsilon"), [(0.02, 1.0), (0.02, 0.3), (0.5, 1.0)])
+def test_a_bound_is_at_most_a_delta_where_the_best_one_is(rate, epsilon):
+    """A little below the best bound's δ and far below it there is none; above it, there is one."""
+    workload = cn.workloads.prefix_sum(200)
+    bins = cn.mechanisms.lambda_cgd(workload, rate=rate).bins(200)
+    for sigma in (0.8, 1.2, 3.0):
+        value, bound = certain.best(bins, sigma, epsilon)
+        assert certain.at_most(bins, sigma, epsilon, 1.01 * value) == bound
+        assert certain.at_most(bins, sigma, epsilon, 0.99 * value) is None
+        assert certain.at_most(bins, sigma, epsilon, 1e-3 * value) is None

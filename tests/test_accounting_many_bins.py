@@ -48,6 +48,20 @@ def test_sums_over_a_pattern(pattern):
     np.testing.assert_allclose(found.mean(axis=1) / pattern.size, values.mean(axis=1))
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("power", [2, 3, 13, 128])
+def test_the_mean_of_a_power(power, kind):
+    """Against logarithms in float64, also where powers of small numbers would underflow."""
+    values = np.exp(np.random.default_rng(4).standard_normal((5, 40)) * np.arange(1, 6)[:, None])
+    values[1, 3] = 0.0
+    values = values.astype(kind)
+    with np.errstate(divide="ignore", under="raise"):
+        found = many_folds._log_mean_power(values, power)
+        logs = power * np.log(values.astype(np.float64))
+    wanted = np.logaddexp.reduce(logs, axis=1) - math.log(40)
+    assert np.all(np.abs(found - wanted) <= 8 * power * np.finfo(kind).eps * (1 + abs(wanted)))
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_inner_products_of_a_pattern_are_nowhere_larger(pattern):
     """Wherever the pattern begins, and also for pairs that are close the other way round."""

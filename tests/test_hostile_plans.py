@@ -201,7 +201,7 @@ def test_a_bound_of_balls_in_bins_is_verified_without_draws(monkeypatch, rate):
     budget = {"epsilon": 0.5, "delta": 1e-7, "sampling": "balls-in-bins", "samples": 1000}
     c = cn.calibrate(m, part, **budget)
     assert (c.kind, c.epsilon_without_sampling) == ("bound", 0.5)
-    monkeypatch.setattr(certificates.balls_in_bins, "estimate", drawn)
+    monkeypatch.setattr(certificates.balls_in_bins, "estimates", drawn)
     Plan.from_json(Plan(60, 2, c).to_json()).verified()
     for change in (
         {"noise_multiplier": 0.995 * c.noise_multiplier}, {"epsilon": 0.49}, {"delta": 0.95e-7},
@@ -660,7 +660,7 @@ def test_a_plan_of_this_process_needs_no_draws(monkeypatch):
         epsilon=2, delta=1e-4, sampling="balls-in-bins", samples=20_000,
     )  # fmt: skip
     plan = Plan(60, 10, c)
-    monkeypatch.setattr(certificates.balls_in_bins, "estimate", drawn)
+    monkeypatch.setattr(certificates.balls_in_bins, "estimates", drawn)
     plan.verified()
     forget()
     plan.verified()  # it was verified before

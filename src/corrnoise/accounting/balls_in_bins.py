@@ -53,9 +53,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -68,6 +69,7 @@ from corrnoise.accounting.proposals import Noise, Shape, Tilt, chunks, log_worth
 
 Array = npt.NDArray[np.float64]
 Direction = Literal["remove", "add"]
+Values = Callable[[np.random.Generator, Noise], Array]
 
 # Triples of bins, which take b³ operations, are used up to this many bins.
 _MOST_TRIPLES = 400
@@ -86,6 +88,11 @@ _CLEARLY = math.log(1.5)
 _PARTS = [
     (part, (-math.log1p(-part) - part) / part**2) for part in (0.9 * 0.5**i for i in range(12))
 ]
+# An estimate may end after this part of its draws, where its mean is too large even if it is less
+# by so many standard errors.
+_FEWEST_PART, _HOPELESS = 0.1, 3.0
+# The stream of what a direction draws beside the normals.
+_STREAMS: dict[Direction, int] = {"remove": 0, "add": 1}
 # The limits of log τ of the shift for adding.
 _LOG_TAU = (-6.0, 9.0)
 
@@ -157,17 +164,69 @@ def estimate(
     The random numbers depend on ``seed`` alone, not on σ, ε or the number of cores. A search at
     many σ or ε saves time by a fixed ``shape`` and by keeping its ``normals``.
     """
-    tilt = (shape or best_shape(bins, sigma, epsilon, direction)).at(bins, sigma, epsilon)
-    total = square = 0.0
-    done = 0
-    for count, first, second in _in_blocks(bins, tilt.values, samples, seed, normals):
-        total, square, done = total + first, square + second, done + count
-        if progress is not None:
-            progress(done, samples)
-    mean = total / samples
-    variance = max(square - samples * mean * mean, 0.0) / (samples - 1)
-    error = math.sqrt(variance / samples)
-    return Estimate(mean, error, failure_probability, samples, tilt.largest, direction)
+    proposal = shape or best_shape(bins, sigma, epsilon, direction)
+    (found,) = estimates(
+        bins,
+        sigma,
+        epsilon,
+        {direction: proposal},
+        samples=samples,
+        failure_probability=failure_probability,
+        seed=seed,
+        progress=progress,
+        normals=normals,
+    )
+    return found
+
+
+def estimates(
+    bins: Bins,
+    sigma: float,
+    epsilon: float,
+    shapes: Mapping[Direction, Shape],
+    *,
+    samples: int,
+    failure_probability: float,
+    seed: tuple[int, ...],
+    progress: Progress | None = None,
+    normals: Normals | None = None,
+    wanted: float = math.inf,
+) -> list[Estimate]:
+    """What ``estimate`` gives for each of some directions, from the same normals.
+
+    They take most of the time. Each estimate has the given failure probability; that they depend on
+    each other does not matter where failure probabilities are added. Where an upper bound is very
+    likely to be above ``wanted``, the draws end early, and that bound is then above it.
+    """
+    tilts = [shape.at(bins, sigma, epsilon) for shape in shapes.values()]
+    work = [(tilt.values, _STREAMS[each]) for tilt, each in zip(tilts, shapes, strict=True)]
+    sums, done = np.zeros((len(tilts), 2)), 0
+
+    def so_far() -> list[Estimate]:
+        found: list[Estimate] = []
+        for (total, square), tilt, direction in zip(sums.tolist(), tilts, shapes, strict=True):
+            mean = total / done
+            variance = max(square - done * mean * mean, 0.0) / (done - 1)
+            error = math.sqrt(variance / done)
+            found.append(Estimate(mean, error, failure_probability, done, tilt.largest, direction))
+        return found
+
+    with closing(_in_blocks(bins, work, samples, seed, normals)) as blocks:
+        for count, more in blocks:
+            sums, done = sums + more, done + count
+            if progress is not None:
+                progress(done, samples)
+            if wanted < math.inf and _FEWEST_PART * samples <= done < samples:
+                found = so_far()
+                if any(_hopeless(each, samples, wanted) for each in found):
+                    return found
+    return so_far()
+
+
+def _hopeless(found: Estimate, samples: int, wanted: float) -> bool:
+    """Whether so many draws would hardly certify ``wanted``; those so far certify more."""
+    less = replace(found, mean=max(found.mean - _HOPELESS * found.standard_error, 0.0))
+    return min(less.upper_with(samples), found.upper) > wanted
 
 
 def add_bound(bins: Bins, sigma: float, epsilon: float) -> float:
@@ -412,25 +471,33 @@ class Normals:
 
 def _in_blocks(
     bins: Bins,
-    values: Callable[[np.random.Generator, Noise], Array],
+    work: list[tuple[Values, int]],
     samples: int,
     seed: tuple[int, ...],
     normals: Normals | None,
-) -> Iterator[tuple[int, float, float]]:
-    """Counts, sums and sums of squares of the integrand, block by block, on all cores."""
+) -> Generator[tuple[int, Array], None, None]:
+    """Counts, and the sums and sums of squares of integrands, block by block, on all cores.
+
+    ``work`` has the integrands, each with the stream of what it draws beside the normals; stream 0
+    is that of the normals, after them.
+    """
     most = max(1, _BLOCK // bins.num_bins)
     size = min(samples, most)
     counts = [min(size, samples - start) for start in range(0, samples, size)]
 
-    def block(index: int) -> tuple[int, float, float]:
-        generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(index,)))
+    def block(index: int) -> tuple[int, Array]:
+        def generator(*stream: int) -> np.random.Generator:
+            key = (index, *stream)
+            return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+        first = generator()
         if normals is None:
-            noise = bins.draw(generator, counts[index])
+            noise = bins.draw(first, counts[index])
         else:
             count = max(counts[index], min(most, normals.most - index * most))
-            noise = normals.draw(bins, generator, count, (*seed, index, count))[: counts[index]]
-        found = values(generator, noise)
-        return counts[index], float(np.sum(found)), float(np.sum(found * found))
+            noise = normals.draw(bins, first, count, (*seed, index, count))[: counts[index]]
+        found = [values(generator(stream) if stream else first, noise) for values, stream in work]
+        return counts[index], np.array([(np.sum(each), np.sum(each * each)) for each in found])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from pool.map(block, range(len(counts)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,16 @@ from corrnoise.participation import Participation
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
+_Floats = TypeVar("_Floats", npt.NDArray[np.float64], npt.NDArray[np.float32])
 
 # More bins than this are thinned out (see ``toeplitz_bins``).
 _MOST = 1000
 # A negative entry up to this size, relative to the largest, is the rounding error of an FFT.
 _ROUNDING = 1e-12
+# A Cholesky factor whose least pivot is below this part of the largest may be inaccurate.
+_LEAST_PIVOT = 1e-3
+# A product with a triangular matrix leaves out zeros in so many parts; smaller ones take no less.
+_PARTS, _LEAST_PART = 4, 64
 
 
 class Bins:
@@ -51,8 +57,19 @@ class Bins:
 
     @cached_property
     def _root(self) -> Array:
-        # The symmetric root is unique. Eigenvectors are not where eigenvalues repeat: they, and
-        # with them the draws, would differ between processors.
+        """A root R of the Gram matrix, RᵀR: upper triangular, or symmetric where it is singular.
+
+        Both are unique. Eigenvectors are not where eigenvalues repeat: they, and with them the
+        draws, would differ between processors.
+        """
+        try:
+            lower = np.linalg.cholesky(self.gram)
+        except np.linalg.LinAlgError:
+            pass
+        else:
+            pivots = np.diag(lower)
+            if float(np.min(pivots)) > _LEAST_PIVOT * float(np.max(pivots)):
+                return np.ascontiguousarray(lower.T)
         values, vectors = np.linalg.eigh(self.gram)
         return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
 
@@ -72,12 +89,25 @@ class Bins:
 
     def draw(self, generator: np.random.Generator, count: int) -> Array:
         """Draw ⟨m_l, z⟩ for every l, with z standard normal: shape (count, b)."""
-        return generator.standard_normal((count, self.num_bins)) @ self._root
+        return _product(generator.standard_normal((count, self.num_bins)), self._root)
 
     def draw_rounded(self, generator: np.random.Generator, count: int) -> npt.NDArray[np.float32]:
         """The same in float32, in half the time: for estimates, which certify nothing."""
         normals = generator.standard_normal((count, self.num_bins)).astype(np.float32)
-        return normals @ self._rounded_root
+        return _product(normals, self._rounded_root)
+
+
+def _product(rows: _Floats, root: _Floats) -> _Floats:
+    """``rows`` times ``root``, without the zeros below the diagonal where it is triangular."""
+    size = len(root)
+    step = max(-(-size // _PARTS), _LEAST_PART)
+    if root[-1, 0] != 0.0:
+        return rows @ root
+    result = np.empty_like(rows)
+    for start in range(0, size, step):
+        end = min(start + step, size)
+        np.matmul(rows[:, :end], root[:end, start:end], out=result[:, start:end])
+    return result
 
 
 def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:

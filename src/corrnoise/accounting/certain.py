@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-from corrnoise.accounting import allocation, gaussian, renyi, roots
+from corrnoise.accounting import allocation, balls_in_bins, gaussian, renyi, roots
 from corrnoise.accounting.bins import Bins
 
 # From σ and ε to an upper bound of δ(ε) of both directions.
@@ -24,6 +24,8 @@ _TOLERANCE = 1e-4
 _ROUNDS, _BETTER = 4, 0.98
 # The relative width that is narrow enough for a price of a curve.
 _NEAR = 0.01
+# A coarse δ that is larger than this times a δ shows that a finer one is above it.
+_NEARLY = 2.0
 # The least ε that a curve looks for, relative to that of the mechanism without amplification.
 _LEAST = 1e-6
 
@@ -52,6 +54,31 @@ def _closest(
         if value < least:
             least, found = value, each
     return found
+
+
+def at_most(bins: Bins, sigma: float, epsilon: float, delta: float) -> Bound | None:
+    """The best bound at this noise where its δ(ε) is at most ``delta``, or ``None``: to estimate.
+
+    Where all bounds are far above ``delta``, this is found faster than by ``best``: comparisons are
+    evaluated on a coarse grid while they fall, and moments only if their order's W, which the best
+    proposal has too, is near.
+    """
+    near, comparisons = _NEARLY * delta, _bounds(bins)[2]
+    shape = balls_in_bins.best_shape(bins, sigma, epsilon, "remove")
+    if shape.at(bins, sigma, epsilon).largest > near:
+        middle, least = len(comparisons) // 2, math.inf
+        for side in (comparisons[middle:], comparisons[:middle][::-1]):
+            before = math.inf
+            for each in side:
+                value = each.coarse(sigma, epsilon, near)
+                least = min(least, value)
+                if value > before:
+                    break
+                before = value
+        if least > near:
+            return None
+    value, bound = best(bins, sigma, epsilon)
+    return bound if value <= delta else None
 
 
 def _bounds(bins: Bins) -> tuple[Bound, list[Bound], list[allocation.Comparison]]:

@@ -11,23 +11,30 @@ from functools import cache, cached_property
 from corrnoise import _checks as checks
 from corrnoise import _progress
 from corrnoise._progress import Progress
-from corrnoise.accounting import balls_in_bins, certain, gaussian, roots
+from corrnoise.accounting import balls_in_bins, certain, gaussian, many_folds, roots
 from corrnoise.accounting.balls_in_bins import Direction, Estimate
 from corrnoise.accounting.bins import Bins
 from corrnoise.accounting.proposals import Shape
 
 # The margin that a search leaves for its confirmation, relative to noise or ε, and its tolerance.
 _ROOM = 5e-4
-_SEARCH_TOLERANCE = _ROOM / 4
+_SEARCH_TOLERANCE = _ROOM
 _WIDER = 3.0
-# The step after an attempt that failed, relative to what its δ asks for, and the widest step,
-# relative to the least one.
+# A step, relative to what the error of the search or the δ of a failed attempt asks for, and the
+# widest one, relative to the least one.
 _SURELY, _WIDEST = 1.3, 10.0
 # A search begins with a tenth of its draws, at least so many, and narrows to this relative width;
 # it ends at this part of what is private without amplification.
 _FEWEST, _NEAR, _LEAST = 1_000, 0.01, 1e-3
-# Where a search begins, below what is private without amplification.
-_FIRST = 0.5
+# Where a search begins, below what is private without amplification; with what relative width it
+# then looks, without draws, for the point where W is this times b·δ. Most certificates are near it.
+_FIRST, _ABOUT, _USUAL = 0.5, 0.05, 0.3
+# The relative distance of two points that give a slope: far enough that small jumps hardly matter.
+# A proposal that was chosen no farther away is kept.
+_APART = 0.03
+# The draws of a search are a tenth of those of a certificate, or as many as this times W/δ, up to
+# this part.
+_SEARCH_PER_LARGEST, _MOST_PART = 25.0, 0.25
 # How often the proposal of a search is chosen anew.
 _RESHAPES = 6
 MOST_ATTEMPTS = 30
@@ -35,7 +42,7 @@ MOST_ATTEMPTS = 30
 NO_ATTEMPT = -1
 # With these settings the standard error of ``estimate_noise`` is about half a percent, and 0.7 %
 # with many bins, where there are fewer draws: as many as this product of draws and bins allows.
-_ESTIMATE_DRAWS, _LEAST_ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 4_000, 2_000, 5e-4
+_ESTIMATE_DRAWS, _LEAST_ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 4_000, 2_000, 1e-3
 _ESTIMATE_NUMBERS = 2_000_000
 # Unless a number of draws is given: as many as this product of draws and bins allows, in limits.
 _NUMBERS, _LEAST_DRAWS, _MOST_DRAWS = 50_000_000, 100_000, 500_000
@@ -43,8 +50,6 @@ _NUMBERS, _LEAST_DRAWS, _MOST_DRAWS = 50_000_000, 100_000, 500_000
 _PER_LARGEST, _MOST_NUMBERS = 90.0, 300_000_000
 # The limits of the number of draws; with the largest one a certificate takes minutes.
 _LEAST_SAMPLES, _MOST_SAMPLES = 1_000, 100_000_000
-# The last part of the seed of each direction.
-_SEEDS: dict[Direction, int] = {"remove": 0, "add": 1}
 # The certificates that this process drew last, by everything that they depend on. A certificate is
 # a function of these alone, so one that is repeated to verify it takes them from here.
 _DRAWN: dict[tuple[object, ...], Estimate] = {}
@@ -189,7 +194,9 @@ class Search:
         self.bins, self.delta, self.draws = bins, delta, draws
         self.directions = directions
         self.samples = self._number(0.0)
+        self._fixed = few is not None
         self.few = few or max(1_000, self.samples // 10)
+        self._normals = balls_in_bins.Normals(self.few)
 
     def _number(self, largest: float) -> int:
         """The number of draws of a certificate whose values are at most ``largest``."""
@@ -211,49 +218,57 @@ class Search:
         guess. A search with few draws is narrowed by one with more, all with the same random
         numbers, so that δ is a smooth function and a root is found in few evaluations.
         """
-        normals = balls_in_bins.Normals(self.few)
         top = math.log(most)
         bottom = top + math.log(_LEAST)
         if near is None:
-            guess = self._rough(point, top, bottom, normals)
+            guess = self._rough(point, top, bottom)
         else:
             guess = min(max(math.log(near), bottom), top)
+        if not self._fixed:
+            self._take_enough(point(math.exp(guess)))
         found = guess
         for _ in range(_RESHAPES):
-            found = self._root(point, guess, (bottom, top), tolerance, normals)
-            if abs(found - guess) <= _NEAR:
+            found = self._root(point, guess, (bottom, top), tolerance)
+            if abs(found - guess) <= _APART:
                 break
             guess = found
-        return min(math.exp(found + tolerance / 2.0), most)
+        return min(math.exp(found), most)
 
-    def _rough(
-        self, point: Point, top: float, bottom: float, normals: balls_in_bins.Normals
-    ) -> float:
+    def _rough(self, point: Point, top: float, bottom: float) -> float:
         """The logarithm of the promising value within some percent, from very few draws."""
         fewest = max(_FEWEST, self.few // 10)
 
         def rough(log_value: float) -> float:
             at = point(math.exp(log_value))
             shapes = self._shapes(at, most_triples=0)
-            found = self._estimates(*at, fewest, shapes, normals, ["remove"])
+            found = self._estimates(*at, fewest, shapes, ["remove"])
             return self._log_largest(found) - math.log(self.delta)
 
-        return roots.falling(rough, top - _FIRST, (bottom, top), _NEAR / 2.0)
+        usual = math.log(_USUAL * self.bins.num_bins * self.delta)
+
+        def largest(log_value: float) -> float:
+            found = many_folds.best(self.bins, *point(math.exp(log_value)))
+            return 0.0 if found is None else found[0] - usual
+
+        first = roots.falling(largest, top - _FIRST, (bottom, top), _ABOUT)
+        return roots.falling(rough, first, (bottom, top), _NEAR)
+
+    def _take_enough(self, at: tuple[float, float]) -> None:
+        """More draws for the search where W is large, or the first certificate often fails."""
+        largest = self._shapes(at)("remove").at(self.bins, *at).largest
+        wanted = int(min(_SEARCH_PER_LARGEST * largest / self.delta, _MOST_PART * self.samples))
+        if wanted > self.few:
+            self.few, self._normals = wanted, balls_in_bins.Normals(wanted)
 
     def _root(
-        self,
-        point: Point,
-        near: float,
-        limits: tuple[float, float],
-        tolerance: float,
-        normals: balls_in_bins.Normals,
+        self, point: Point, near: float, limits: tuple[float, float], tolerance: float
     ) -> float:
         """The logarithm of the promising value, with the proposal that is best at ``near``."""
         shapes = self._shapes(point(math.exp(near)))
 
         def excess(log_value: float) -> float:
             at = point(math.exp(log_value))
-            found = self._estimates(*at, self.few, shapes, normals, self._directions(*at))
+            found = self._estimates(*at, self.few, shapes, self._directions(*at))
             return self._log_largest(found) - math.log(self.delta)
 
         return roots.falling(excess, near, limits, tolerance / 2.0)
@@ -278,7 +293,7 @@ class Search:
         largest = (shapes(x).at(self.bins, *at).largest for x in self._directions(*at))
         self.samples = max(map(self._number, largest))
         slope, error = self._slope(point, start, shapes)
-        step = error / slope
+        step = _SURELY * error / slope
         for attempt in range(1, MOST_ATTEMPTS):
             least = _ROOM * _WIDER ** (attempt - 1)
             value *= 1.0 + min(max(least, step), _WIDEST * least)
@@ -287,19 +302,19 @@ class Search:
             found = self._certificate(*point(value), attempt)
             if found.upper <= self.delta:
                 return value, found
-            step = _SURELY * math.log(found.upper / self.delta) / slope
+            upper = found.upper_with(self.samples)
+            step = _SURELY * max(math.log(upper / self.delta), 0.0) / slope
         return None
 
     def _slope(self, point: Point, value: float, shapes: Shapes) -> tuple[float, float]:
         """How fast log δ falls with the logarithm of a value, and its error, from few draws."""
-        normals = balls_in_bins.Normals(self.few)
         higher, here = (
-            self._estimates(*at, self.few, shapes, normals, self._directions(*at))
-            for at in (point(value * math.exp(_NEAR)), point(value))
+            self._estimates(*at, self.few, shapes, self._directions(*at))
+            for at in (point(value * math.exp(_APART)), point(value))
         )
         fall = self._log_largest(here) - self._log_largest(higher)
         errors = (each.standard_error / max(each.mean, 1e-320) for each in here)
-        return max(fall / _NEAR, 1.0), min(max(errors), 1.0)
+        return max(fall / _APART, 1.0), min(max(errors), 1.0)
 
     def least_delta(
         self, sigma: float, epsilon: float, most: float
@@ -312,11 +327,11 @@ class Search:
         if self.bins.num_bins == 1:
             return most, None
         half, attempt = self.draws.failure_probability / 2.0, self.draws.attempt
-        worst = self._drawn(sigma, epsilon, "remove", half, attempt)
+        (worst,) = self._drawn(sigma, epsilon, ["remove"], half, attempt)
         least = max(worst.upper, self.draws.enough)
         bound = balls_in_bins.add_bound(self.bins, sigma, epsilon)
         if bound > least:
-            add = self._drawn(sigma, epsilon, "add", half, attempt)
+            (add,) = self._drawn(sigma, epsilon, ["add"], half, attempt)
             if worst.upper < add.upper < bound:
                 worst = add
             bound = min(bound, add.upper)
@@ -330,7 +345,6 @@ class Search:
         epsilon: float,
         draws: int,
         shapes: Shapes,
-        normals: balls_in_bins.Normals,
         directions: list[Direction],
     ) -> list[Estimate]:
         """Of some directions, from a few draws."""
@@ -342,9 +356,9 @@ class Search:
                 direction,
                 samples=draws,
                 failure_probability=self.draws.failure_probability / 4.0,
-                seed=(self.draws.seed, 0, 0),  # the directions share their normals
+                seed=(self.draws.seed, 0, 0),
                 shape=shapes(direction),
-                normals=normals,
+                normals=self._normals,
             )
             for direction in directions
         ]
@@ -357,11 +371,7 @@ class Search:
     def _certificate(self, sigma: float, epsilon: float, attempt: int) -> Estimate:
         """The estimate of the worse direction, from draws that are used for nothing else."""
         failure = self.draws.failure_probability / 2.0 ** (attempt + 1)
-        found = list[Estimate]()
-        for direction in self._directions(sigma, epsilon):
-            found.append(self._drawn(sigma, epsilon, direction, failure, attempt))
-            if found[-1].upper > self.delta:
-                break  # the attempt has failed, whatever the other direction is
+        found = self._drawn(sigma, epsilon, self._directions(sigma, epsilon), failure, attempt)
         return max(found, key=lambda estimate: estimate.upper)
 
     def _directions(self, sigma: float, epsilon: float) -> list[Direction]:
@@ -373,29 +383,34 @@ class Search:
         self,
         sigma: float,
         epsilon: float,
-        direction: Direction,
+        directions: list[Direction],
         failure_probability: float,
         attempt: int,
-    ) -> Estimate:
-        """The estimate of one direction from the draws of an attempt, with what repeats them."""
-        seed = (self.draws.seed, attempt)
-        key = (self._digest, sigma, epsilon, direction, self.samples, *seed)
-        if self.draws.enough and key in _DRAWN:
-            return replace(_DRAWN[key], failure_probability=failure_probability)
-        found = balls_in_bins.estimate(
+    ) -> list[Estimate]:
+        """Estimates of some directions from the draws of an attempt, with what repeats them."""
+        common = (self._digest, sigma, epsilon, self.samples, self.draws.seed, attempt)
+        known = [_DRAWN.get((*common, direction)) for direction in directions]
+        if self.draws.enough and None not in known:
+            kept = [each for each in known if each is not None]
+            return [replace(each, failure_probability=failure_probability) for each in kept]
+        shapes = self._shapes((sigma, epsilon))
+        found = balls_in_bins.estimates(
             self.bins,
             sigma,
             epsilon,
-            direction,
+            {direction: shapes(direction) for direction in directions},
             samples=self.samples,
             failure_probability=failure_probability,
-            seed=(*seed, _SEEDS[direction]),
+            seed=(self.draws.seed, attempt, 0),
             progress=self.draws.progress,
+            wanted=self.delta or math.inf,
         )
-        if len(_DRAWN) >= _MOST_DRAWN:
-            _DRAWN.clear()
-        _DRAWN[key] = replace(found, seed=self.draws.seed, attempt=attempt)
-        return _DRAWN[key]
+        found = [replace(each, seed=self.draws.seed, attempt=attempt) for each in found]
+        if found[0].samples == self.samples:  # else it ended early, and certifies nothing
+            if len(_DRAWN) >= _MOST_DRAWN:
+                _DRAWN.clear()
+            _DRAWN.update({(*common, each.direction): each for each in found})
+        return found
 
     @cached_property
     def _digest(self) -> bytes:

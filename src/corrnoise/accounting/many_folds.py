@@ -78,37 +78,52 @@ class ManyFolds:
             in_blocks = outer.draw(generator, np.full(count, folds))
             in_bins = inner.draw(generator, in_blocks.reshape(-1)).reshape(count, -1)
             rows, columns = np.nonzero(in_bins)
-            at = (first[rows] + places[columns]) % b
-            times = csr_array((in_bins[rows, columns], (rows, at)), shape=(count, b))
-            shift = np.asarray(times @ gram, dtype=np.float64)
-            shift -= half
-            log_weight = times.multiply(shift - half).sum(axis=1) / 2.0
+            at, number = (first[rows] + places[columns]) % b, in_bins[rows, columns]
+            kind = noise.dtype
+            times = csr_array((number.astype(kind), (rows, at)), shape=(count, b))
+            shift = np.asarray(times @ gram.astype(kind, copy=False), dtype=kind)
+            # Twice the sum over pairs of places.
+            within = number * (shift[rows, at] - 2.0 * half[at])
+            log_weight = np.bincount(rows, within, count) / 2.0
             log_weight -= own * np.sum(in_bins * (in_bins - 1), axis=1) / 2.0
             log_weight -= near * np.sum(in_blocks * (in_blocks - 1), axis=1) / 2.0
             log_weight += log_z - far * folds * (folds - 1) / 2.0
-            result = np.empty(count)
+            down, result = half.astype(kind), np.empty(count)
             for part in chunks(noise):
                 x = noise[part] * (1.0 / sigma)
                 x += shift[part]
+                x -= down
                 top = np.max(x, axis=1)
                 x -= top[:, None]
                 ratio = np.exp(x, out=x)
-                mean = np.mean(ratio, axis=1)
-                loss = top.astype(np.float64) + np.log(mean)
-                # T_r/T, whose mean over r is 1.
-                parts = pattern.sums(ratio) / (pattern.size * mean[:, None])
-                with np.errstate(divide="ignore"):
-                    powers = np.log(parts, out=parts)
-                powers *= folds
-                highest = np.max(powers, axis=1)
-                powers -= highest[:, None]
-                log_mean = highest + np.log(np.mean(np.exp(powers, out=powers), axis=1))
-                exponent = log_weight[part] - (folds - 1) * loss - log_mean
+                log_mean = np.log(np.mean(ratio, axis=1))
+                loss = top.astype(np.float64) + log_mean
+                # log mean_r (T_r/T)^f
+                log_power = _log_mean_power(pattern.sums(ratio), folds)
+                log_power -= folds * (log_mean + math.log(pattern.size))
+                exponent = log_weight[part] - (folds - 1) * loss - log_power
                 weight = np.exp(np.minimum(exponent, LARGEST_EXPONENT))
                 result[part] = weight * -np.expm1(np.minimum(epsilon - loss, 0.0))
             return result
 
         return Tilt(values, log_z + float(log_worth(folds, epsilon)))
+
+
+def _log_mean_power(values: Array, power: int) -> Array:
+    """The logarithm of the mean of a power, for each row of numbers that are not negative.
+
+    A number below a part of its row's largest whose power is the least float counts as that part:
+    so the power never underflows, and the mean grows by less than its rounding error.
+    """
+    highest = np.max(values, axis=1)
+    least = float(np.finfo(values.dtype).tiny) ** (0.99 / power)
+    base = np.maximum(values / highest[:, None], values.dtype.type(least))
+    result = base.copy()
+    for bit in bin(power)[3:]:
+        result *= result
+        if bit == "1":
+            result *= base
+    return power * np.log(highest) + np.log(np.mean(result, axis=1))
 
 
 class Spread:

@@ -107,13 +107,23 @@ class Pattern:
 
 def _window(values: Array, count: int, spacing: int) -> Array:
     """Sums of ``count`` entries ``spacing`` apart, counted mod the length of a row, by doubling."""
-    total, done = np.zeros_like(values), 0
-    power, size = values, 1
+    total: Array | None = None
+    done, power, size = 0, values, 1
     while True:
         if count & size:
-            total = total + np.roll(power, -done * spacing, axis=1)
+            total = power if total is None else _plus_later(total, power, done * spacing)
             done += size
-        if done == count:
+        if total is not None and done == count:
             return total
-        power = power + np.roll(power, -size * spacing, axis=1)
+        power = _plus_later(power, power, size * spacing)
         size *= 2
+
+
+def _plus_later(first: Array, second: Array, shift: int) -> Array:
+    """Each entry of ``first`` plus that of ``second`` so many places later, counted mod a row."""
+    width = first.shape[1]
+    shift %= width
+    result = np.empty_like(first)
+    np.add(first[:, : width - shift], second[:, shift:], out=result[:, : width - shift])
+    np.add(first[:, width - shift :], second[:, :shift], out=result[:, width - shift :])
+    return result

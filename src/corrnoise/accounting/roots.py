@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 # A guess of the first slope of log δ against the logarithm of noise or ε, and the longest step.
 _SLOPE, _STRIDE = -12.0, 0.5
+# A slope is no flatter than the one before it by more than this factor: what is smooth but for
+# small jumps must not be left for far away because of one of them.
+_FLATTER = 4.0
 # Logarithms of numbers below this are taken as its own.
 _TINY = 1e-320
 
@@ -34,7 +37,7 @@ def falling(
         if abs(following - x) <= tolerance:
             return following
         before, value = value, excess(following)
-        slope = min((value - before) / (following - x), -1e-3)
+        slope = min((value - before) / (following - x), slope / _FLATTER)
         x = following
 
 

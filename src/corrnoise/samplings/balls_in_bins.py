@@ -148,8 +148,8 @@ class BallsInBins(Sampling):
         found = certificates.estimate_noise(means, epsilon, delta, draws)
         if means.num_bins <= _FEW_BINS or means.orthogonal:
             return found
-        value, bound = certain.best(means, found, epsilon)
-        if value > delta:
+        bound = certain.at_most(means, found, epsilon, delta)
+        if bound is None:
             return found
         limits = _LEAST * found, found
         return roots.least(lambda x: bound(x, epsilon), delta, limits, _ROUGH, found / 1.2)

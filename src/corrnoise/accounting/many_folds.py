@@ -69,7 +69,7 @@ class ManyFolds:
         outer = Spread(inner.log_total + near * _pairs(folds), pattern.blocks)
         log_z = float(outer.log_total[folds]) + math.lgamma(folds + 1.0)
         log_z += far * folds * (folds - 1) / 2.0 - folds * math.log(pattern.size)
-        places, gram = pattern.bins, bins.gram / sigma**2
+        places = pattern.bins
         half = bins.squares / (2.0 * sigma**2)
 
         def values(generator: np.random.Generator, noise: Noise) -> Array:
@@ -80,7 +80,7 @@ class ManyFolds:
             rows, columns = np.nonzero(in_bins)
             at = (first[rows] + places[columns]) % b
             times = csr_array((in_bins[rows, columns], (rows, at)), shape=(count, b))
-            shift = np.asarray(times @ gram, dtype=np.float64)
+            shift = bins.inner(times) / sigma**2
             shift -= half
             log_weight = times.multiply(shift - half).sum(axis=1) / 2.0
             log_weight -= own * np.sum(in_bins * (in_bins - 1), axis=1) / 2.0
@@ -96,7 +96,7 @@ class ManyFolds:
                 mean = np.mean(ratio, axis=1)
                 loss = top.astype(np.float64) + np.log(mean)
                 # T_r/T, whose mean over r is 1.
-                parts = pattern.sums(ratio) / (pattern.size * mean[:, None])
+                parts = pattern.different_sums(ratio) / (pattern.size * mean[:, None])
                 with np.errstate(divide="ignore"):
                     powers = np.log(parts, out=parts)
                 powers *= folds
@@ -171,7 +171,7 @@ def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, ManyFolds] | 
     The gap between bins is chosen first, then blocks are tried.
     """
     b = bins.num_bins
-    gaps = sorted(set(np.geomspace(1.0, max(b // 2, 1), _GAPS).astype(int).tolist()))
+    gaps = bins.distances(np.geomspace(1.0, max(b // 2, 1), _GAPS))
     alone = [Pattern(b // gap, gap) for gap in gaps if b // gap > 1]
     if not alone:
         return None
@@ -180,8 +180,8 @@ def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, ManyFolds] | 
     for points, part in _BLOCKS:
         for wider in _WIDER:
             spacing, period = max(1, round(part * gap)), round(wider * gap)
-            period += (points - 1) * spacing
-            if b // period > 1:
+            period = bins.distances(np.array([period + (points - 1.0) * spacing]))[0]
+            if b // period > 1 and period > (points - 1) * spacing:
                 pattern = Pattern(b // period, period, points, spacing)
                 found = min(found, _least(bins, sigma, epsilon, pattern), key=lambda x: x[0])
     return found

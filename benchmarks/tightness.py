@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -75,8 +74,8 @@ def points(quick: bool) -> Iterator[Point]:
                 yield Point("I", b, epsilon, delta)
     for b in (98,) if quick else (98, 400, 1000, 3000):
         for mechanism in ("BISR", "BLT", "Band-MF"):
-            few = b > 1000 and mechanism != "BISR"
-            for epsilon in (1.0,) if few else (0.3, 1.0, 4.0):
+            # With so many bins and ε = 0.3 plain means of draws have errors of more than 5 %.
+            for epsilon in (1.0,) if b > 1000 else (0.3, 1.0, 4.0):
                 yield Point(mechanism, b, epsilon, 1e-6)
 
 
@@ -84,11 +83,11 @@ def measured(point: Point) -> dict[str, Any]:
     """The certified noise of a point, what is enough, and the bound without draws."""
     part = point.participation
     made = MECHANISMS[point.mechanism](cn.workloads.prefix_sum(part.num_steps), part)
-    start, cpu_start = time.perf_counter(), time.process_time()
+    start = time.process_time()
     found = cn.calibrate(
         made, part, epsilon=point.epsilon, delta=point.delta, sampling="balls-in-bins"
     )
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    seconds = time.process_time() - start
     sigma = found.noise_multiplier
     if point.mechanism == "I":
         enough, error, bound = allocated(point), 0.0, sigma
@@ -102,8 +101,7 @@ def measured(point: Point) -> dict[str, Any]:
         "delta": point.delta,
         "certified": sigma,
         "kind": found.kind,
-        "seconds": round(seconds, 1),
-        "cpu_seconds": round(cpu_seconds, 1),
+        "cpu_seconds": round(seconds, 1),
         "enough": enough,
         "relative_error": error,
         "ratio": sigma / enough,
@@ -160,7 +158,6 @@ def main() -> None:
         rows.append(json.loads(path.read_text(encoding="utf-8")))
     result = {
         "epochs": EPOCHS,
-        "cores": len(os.sched_getaffinity(0)),
         "machine": f"{platform.machine()}, NumPy {np.__version__}",
         "rows": rows,
     }

@@ -25,6 +25,7 @@ _TABLES = {
     "cifar_wrn": ["cifar-wrn.json"],
     "exact": ["exact.json", "exact-h200.json"],
     "jax_noise": ["jax-noise.json"],
+    "tightness": ["tightness.json"],
 }
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 

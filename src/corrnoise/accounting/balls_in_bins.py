@@ -272,7 +272,7 @@ class FewFolds(NamedTuple):
         chosen = Tuples(bins, sigma, epsilon, theta, folds)
 
         def values(generator: np.random.Generator, noise: Noise) -> Array:
-            scaled = (bins.gram * (theta / sigma**2)).astype(noise.dtype, copy=False)
+            scaled = bins.scaled(theta / sigma**2, noise.dtype)
             down, bins_of = half.astype(noise.dtype), chosen.draw(generator, noise.shape[0])
             result = np.empty(noise.shape[0])
             for rows in chunks(noise):
@@ -360,7 +360,8 @@ class Tuples:
     """The distribution of f-tuples of bins, f = 1, 2 or 3, and the constants Z and W.
 
     With a ``stride`` above 1 the first bin is one of every so many: about the same Z and W, to look
-    for a good θ.
+    for a good θ. Where all bins are alike, the first of a pair is bin 0, and the pair is moved on
+    by a uniform number of bins.
     """
 
     def __init__(
@@ -372,7 +373,8 @@ class Tuples:
         folds: int,
         stride: int = 1,
     ) -> None:
-        self.theta, self.folds = theta, folds
+        self.theta, self.folds, self.num_bins = theta, folds, bins.num_bins
+        self.alike = bins.kinds == 1 and folds == 2
         d, b = bins.squares / sigma**2, bins.num_bins
         single = (theta * theta - theta) * d / 2.0
         if folds == 1:
@@ -381,6 +383,8 @@ class Tuples:
             log_sum = float(logsumexp(single))
             self.first = np.cumsum(np.exp(single - log_sum))
         else:
+            if self.alike:
+                stride = b
             gram = bins.gram if folds == 3 else bins.gram[::stride]
             pair = gram * (theta / sigma) ** 2
             scale = float(np.max(pair))
@@ -429,6 +433,9 @@ class Tuples:
                 return np.cumsum(weights, axis=1, out=weights)
 
             chosen.append(_choose(generator.random(count), third))
+        if self.alike:
+            first = generator.integers(self.num_bins, size=count)
+            return [(each + first) % self.num_bins for each in chosen]
         return chosen
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,14 @@ Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 _Floats = TypeVar("_Floats", npt.NDArray[np.float64], npt.NDArray[np.float32])
 
-# More bins than this are thinned out (see ``toeplitz_bins``).
+# More bins than this are put on a circle or thinned out (see ``toeplitz_bins``).
 _MOST = 1000
+# On a circle, more bins than this are thinned out.
+_MOST_ON_CIRCLE = 5000
+# Thinned out to a multiple of this, which has many divisors.
+_MULTIPLE = 12
+# What a circle may add to ‖m_j‖² and to ‖m̄‖², relative: half of it to the noise.
+_EXCESS = 0.01
 # A negative entry up to this size, relative to the largest, is the rounding error of an FFT.
 _ROUNDING = 1e-12
 # A Cholesky factor whose least pivot is below this part of the largest may be inaccurate.
@@ -32,6 +38,7 @@ class Bins:
     Attributes:
         gram: ⟨m_j, m_l⟩, b×b.
         num_bins: b.
+        kinds: how many of the bins, from the first, stand for all: b, or 1 where all are alike.
         squares: ‖m_j‖² for every j.
         by_lag: the largest ⟨m_j, m_{j+l}⟩ over j, for every l.
         mean_square: ‖m̄‖² of the average m̄ of the m_j.
@@ -44,13 +51,17 @@ class Bins:
         self, gram: Array, every_square: Array | None = None, every_lag: Array | None = None
     ) -> None:
         self.gram = gram
-        self.num_bins = len(gram)
+        self.num_bins = self.kinds = len(gram)
         self.squares = np.diag(gram).copy()
         self.by_lag = np.array([np.max(np.diag(gram, lag)) for lag in range(len(gram))])
         self.mean_square = float(np.mean(gram))
         self.inner_with_mean = np.mean(gram, axis=1)
-        squares = self.squares if every_square is None else every_square
-        lags = self.by_lag if every_lag is None else every_lag
+        self._set_every(
+            self.squares if every_square is None else every_square,
+            self.by_lag if every_lag is None else every_lag,
+        )
+
+    def _set_every(self, squares: Array, lags: Array) -> None:
         unit = _ROUNDING * float(np.max(squares))
         self.every_square = np.ceil(squares / unit - 0.5) * unit
         self.every_lag = np.where(lags <= unit, 0.0, lags)
@@ -72,6 +83,10 @@ class Bins:
                 return np.ascontiguousarray(lower.T)
         values, vectors = np.linalg.eigh(self.gram)
         return (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+
+    @cached_property
+    def _rounded_gram(self) -> npt.NDArray[np.float32]:
+        return self.gram.astype(np.float32)
 
     @cached_property
     def _rounded_root(self) -> npt.NDArray[np.float32]:
@@ -96,6 +111,123 @@ class Bins:
         normals = generator.standard_normal((count, self.num_bins)).astype(np.float32)
         return _product(normals, self._rounded_root)
 
+    def at_most(self, most: int) -> Bins:
+        """Fewer bins that cost no less, where there are more than ``most`` and all are alike."""
+        del most
+        return self
+
+    def distances(self, wanted: Array) -> list[int]:
+        """Distances between bins of a pattern, about those that are wanted, in order."""
+        return sorted(set(wanted.astype(int).tolist()))
+
+    def inner(self, weights: Any) -> Any:
+        """The inner products of Σ_j w_j m_j with every mean, for rows w, dense or sparse."""
+        rounded = weights.dtype == np.float32
+        return np.asarray(weights @ (self._rounded_gram if rounded else self.gram))
+
+    def scaled(self, factor: float, dtype: Any) -> Any:
+        """The Gram matrix times a factor, to be read only."""
+        return (self.gram * factor).astype(dtype, copy=False)
+
+
+class CircularBins(Bins):
+    """Bins that are all alike: ⟨m_j, m_l⟩ depends on l - j mod b alone.
+
+    A draw takes O(b log b), and the Gram matrix no memory.
+
+    Args:
+        by_lag: ⟨m_0, m_l⟩ for every l, with by_lag[l] = by_lag[b-l].
+        every_square: ‖m_j‖² of all bins that these stand for.
+        every_lag: their largest inner product at every distance, or more.
+    """
+
+    def __init__(self, by_lag: Array, every_square: Array, every_lag: Array) -> None:
+        from scipy import fft  # deferred, like all of SciPy, for a quick import
+
+        b = by_lag.size
+        spectrum: Array = np.asarray(fft.rfft(by_lag)).real
+        lack = max(0.0, -float(np.min(spectrum)))
+        self._spectrum = spectrum + lack
+        self.by_lag = by_lag + np.where(np.arange(b) == 0, lack, 0.0)
+        self.num_bins, self.kinds = b, 1
+        self.gram = _circular(self.by_lag)
+        self.squares = np.full(b, self.by_lag[0])
+        self.mean_square = float(np.mean(self.by_lag))
+        self.inner_with_mean = np.full(b, self.mean_square)
+        self._set_every(every_square, every_lag)
+
+    @property
+    def longest(self) -> float:
+        """The largest ‖m_j‖ of the bins that these stand for."""
+        return math.sqrt(float(np.max(self.every_square)))
+
+    @cached_property
+    def _scale(self) -> Array:
+        # The transform of b independent normals has 2 real parts of variance b/2 at each frequency,
+        # but one of variance b where it is real: at 0, and at the last one if b is even.
+        scale = np.sqrt(self._spectrum * (self.num_bins / 2.0))
+        scale[0] *= math.sqrt(2.0)
+        if self.num_bins % 2 == 0:
+            scale[-1] *= math.sqrt(2.0)
+        return scale
+
+    def draw(self, generator: np.random.Generator, count: int) -> Array:
+        """As there, from the normals' transform: its imaginary parts at real ones do not count."""
+        from scipy import fft
+
+        normals = generator.standard_normal((count, 2 * self._scale.size)).view(np.complex128)
+        normals *= self._scale
+        return np.asarray(fft.irfft(normals, self.num_bins), dtype=np.float64)
+
+    def draw_rounded(self, generator: np.random.Generator, count: int) -> npt.NDArray[np.float32]:
+        """As there, in float32."""
+        from scipy import fft
+
+        shape = (count, 2 * self._scale.size)
+        normals = generator.standard_normal(shape).astype(np.float32).view(np.complex64)
+        normals *= self._scale.astype(np.float32)
+        return np.asarray(fft.irfft(normals, self.num_bins), dtype=np.float32)
+
+    def distances(self, wanted: Array) -> list[int]:
+        """As there, but only those that divide the number of bins: sums over patterns repeat."""
+        half = np.arange(1, max(self.num_bins // 2, 1) + 1)
+        there = half[self.num_bins % half == 0]
+        nearest = np.argmin(np.abs(np.log(there) - np.log(wanted)[:, None]), axis=1)
+        return sorted(set(there[nearest].tolist()))
+
+    def at_most(self, most: int) -> Bins:
+        """As there: the first t = ⌊b/w⌋, w = 1, 2, …, rounded down, that is at most ``most``.
+
+        But the first t that is at most 1000, where ``most`` is less. The t bins r + ⌊ib/t⌋ mod b,
+        0 ≤ i < t, are taken. Over all r every bin is taken t times, so P is the average of these
+        mixtures, and by symmetry all have one δ. Bins i and i + l of them are ⌊lb/t⌋ or ⌈lb/t⌉
+        apart; the larger inner product is taken. Where the result is not positive semidefinite, its
+        diagonal is raised until it is.
+        """
+        b, most = self.num_bins, max(most, _MOST)
+        stride = max(1, b // most)
+        while (t := _rounded(b // stride)) > most:
+            stride += 1
+        if t == b:
+            return self
+        lags = np.arange(t) * b
+        by_lag = np.maximum(self.by_lag[lags // t], self.by_lag[-(-lags // t) % b])
+        return CircularBins(by_lag, self.every_square, self.every_lag)
+
+    def inner(self, weights: Any) -> Any:
+        """As there, as a product of transforms."""
+        from scipy import fft
+
+        products = np.asarray(
+            fft.rfft(weights if isinstance(weights, np.ndarray) else weights.toarray())
+        )
+        products *= self._spectrum.astype(weights.dtype, copy=False)
+        return np.asarray(fft.irfft(products, self.num_bins))
+
+    def scaled(self, factor: float, dtype: Any) -> Any:
+        """As there, without memory."""
+        return _circular((self.by_lag * factor).astype(dtype))
+
 
 def _product(rows: _Floats, root: _Floats) -> _Floats:
     """``rows`` times ``root``, without the zeros below the diagonal where it is triangular."""
@@ -110,15 +242,28 @@ def _product(rows: _Floats, root: _Floats) -> _Floats:
     return result
 
 
-def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:
+def _rounded(number: int) -> int:
+    """A number of bins, rounded down to one with many divisors unless it is small."""
+    return number - number % _MULTIPLE if number > 10 * _MULTIPLE else number
+
+
+def _circular(by_lag: Any) -> Any:
+    """The matrix of by_lag[(l - j) mod b], as a view of 2b numbers."""
+    twice = np.concatenate([by_lag[1:], by_lag])
+    return np.lib.stride_tricks.sliding_window_view(twice, by_lag.size)[::-1]
+
+
+def toeplitz_bins(strategy_coef: Array, num_bins: int, most: int | None = None) -> Bins:
     r"""The bins of a Toeplitz strategy with non-negative coefficients, one per step of an epoch.
 
     m_0 = C(1 + x^b + x^{2b} + …) =: s, and m_j is s delayed by j and cut at n, so
     ⟨m_j, m_l⟩ = Σ_{u<n-l} s_u s_{u+l-j} for j ≤ l: O(n log n + b²), and no n×b matrix.
 
-    More than 1000 bins are thinned out to every w-th. P is the average over r of the mixtures P_r
-    of the bins r, r+w, r+2w, …, each weighted by its number of bins, and divergences are jointly
-    convex.
+    More than ``most`` bins, 1000 unless given, are put on a circle (``_on_circle``) where that
+    costs little, as where coefficients of C are small after much fewer than b steps. Otherwise, as
+    where C changes little from one step to the next, they are thinned out to every w-th. P is the
+    average over r of the mixtures P_r of the bins r, r+w, r+2w, …, each weighted by its number of
+    bins, and divergences are jointly convex.
 
     * If w divides b, (P_r, Q) is (P_0, Q) with r coordinates dropped and r coordinates of pure
       noise put in front. So δ(P, Q) ≤ δ(P_0, Q), and the same holds for (Q, P): a δ computed from
@@ -133,9 +278,13 @@ def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:
     """
     n, b = strategy_coef.size, num_bins
     s = first_mean(strategy_coef, b)
-    stride = -(-b // _MOST)
+    stride = -(-b // (most or _MOST))
     lags = np.arange(0, b, stride)
     every_lag = _fitted(toeplitz.lag_products(s, s, min(b, n)), b)
+    if stride > 1:
+        found = _on_circle(s, b, every_lag)
+        if found is not None:
+            return found
     # Each row is the previous one, delayed, minus the terms that fall off the end.
     ends = _fitted(s[::-1], max(b + stride, n))
     lost = np.stack([ends[lags + i] for i in range(stride)])  # lost[i, j] = s_{n-1-jw-i}
@@ -143,10 +292,40 @@ def toeplitz_bins(strategy_coef: Array, num_bins: int) -> Bins:
     gram[0] = every_lag[lags]
     for j in range(1, lags.size):
         gram[j, j:] = gram[j - 1, j - 1 : -1] - lost[:, j - 1] @ lost[:, j - 1 : -1]
-    every_square = every_lag[0] - np.concatenate([[0.0], np.cumsum(ends[: b - 1] ** 2)])
     if b % stride:
         gram = _with_one_left_out(gram)
-    return Bins(gram + np.triu(gram, 1).T, np.maximum(every_square, 0.0), every_lag)
+    return Bins(gram + np.triu(gram, 1).T, _every_square(s, b), every_lag)
+
+
+def _every_square(first: Array, num_bins: int) -> Array:
+    """‖m_j‖² for every j, from m_0."""
+    lost = np.cumsum(_fitted(first[::-1], max(num_bins, first.size))[: num_bins - 1] ** 2)
+    return np.maximum(float(first @ first) - np.concatenate([[0.0], lost]), 0.0)
+
+
+def _on_circle(first: Array, num_bins: int, every_lag: Array) -> Bins | None:
+    r"""Bins that are all alike, for m_0 = ``first``; ``None`` where they would cost too much.
+
+    Let s_i(q) be entry ib + q of m_0, 0 ≤ q < b: entry q of round i. As C ≥ 0, s_i ≥ s_{i-1}. Entry
+    q of round i of m_j is s_i(q - j) where q ≥ j and s_{i-1}(q - j + b) elsewhere, so it is at most
+    m'_j = s_i((q - j) mod b). All ⟨m'_j, m'_l⟩ ≥ ⟨m_j, m_l⟩, and they depend on l - j mod b alone.
+
+    More than 5000 of these are thinned out (``CircularBins.at_most``).
+    """
+    from scipy import fft
+
+    b = num_bins
+    # A last round that is cut is completed by the one before it.
+    rounds = np.maximum.accumulate(_in_rounds(first, b), axis=0)
+    spectrum = np.sum(np.abs(np.asarray(fft.rfft(rounds))) ** 2, axis=0)
+    by_lag = np.maximum(np.asarray(fft.irfft(spectrum, b)), 0.0)
+    squares = _every_square(first, b)
+    sums = np.cumsum(first)
+    sums[b:] -= sums[:-b].copy()  # b·m̄
+    costs = by_lag[0] / np.mean(squares), np.sum(by_lag) * b / float(sums @ sums)
+    if max(costs) > 1.0 + _EXCESS:
+        return None
+    return CircularBins(by_lag, squares, every_lag).at_most(_MOST_ON_CIRCLE)
 
 
 def _with_one_left_out(gram: Array) -> Array:

@@ -48,6 +48,8 @@ _ESTIMATE_NUMBERS = 2_000_000
 _NUMBERS, _LEAST_DRAWS, _MOST_DRAWS = 50_000_000, 100_000, 500_000
 # More of them where W is large: this times W/δ, within a larger product of draws and bins.
 _PER_LARGEST, _MOST_NUMBERS = 90.0, 300_000_000
+# Bins that are all alike are thinned out to every so many at most, for more draws.
+_MOST_STRIDE = 4
 # The limits of the number of draws; with the largest one a certificate takes minutes.
 _LEAST_SAMPLES, _MOST_SAMPLES = 1_000, 100_000_000
 # The certificates that this process drew last, by everything that they depend on. A certificate is
@@ -121,10 +123,8 @@ def certified_noise(
     """
     if bins.orthogonal:
         return certain.noise(bins, epsilon, delta), None
-    search = Search(bins, delta, draws)
     most = gaussian.noise_multiplier(epsilon, delta, bins.longest)
-    start = search.promising(lambda sigma: (sigma, epsilon), most, _SEARCH_TOLERANCE)
-    found = search.confirm(start, most, lambda sigma: (sigma, epsilon))
+    found = _search(bins, delta, draws).certified(lambda sigma: (sigma, epsilon), most)
     return found or (certain.noise(bins, epsilon, delta), None)
 
 
@@ -135,9 +135,7 @@ def certified_epsilon(
     most = gaussian.epsilon(delta, bins.longest / sigma) if delta < 1.0 else 0.0
     if bins.orthogonal or most == 0.0:
         return certain.epsilon(bins, sigma, delta), None
-    search = Search(bins, delta, draws)
-    start = search.promising(lambda epsilon: (sigma, epsilon), most, _SEARCH_TOLERANCE)
-    found = search.confirm(start, most, lambda epsilon: (sigma, epsilon))
+    found = _search(bins, delta, draws).certified(lambda epsilon: (sigma, epsilon), most)
     return found or (certain.epsilon(bins, sigma, delta), None)
 
 
@@ -148,7 +146,7 @@ def certified_delta(
     most = certain.delta(bins, sigma, epsilon)
     if bins.orthogonal or draws.attempt == NO_ATTEMPT:
         return max(most, draws.enough), None
-    return Search(bins, 0.0, draws).least_delta(sigma, epsilon, most)
+    return _search(bins, 0.0, draws).least_delta(sigma, epsilon, most)
 
 
 def estimate_noise(
@@ -173,6 +171,21 @@ def estimate_noise(
     search = Search(bins, delta, draws, samples, directions=("remove",))
     most = gaussian.noise_multiplier(epsilon, delta, bins.longest)
     return search.promising(lambda sigma: (sigma, epsilon), most, _ESTIMATE_TOLERANCE, near)
+
+
+def _limit(bins: Bins) -> int:
+    """The most draws of a certificate with these bins, unless their number is given."""
+    return max(_LEAST_DRAWS, min(_MOST_DRAWS, _MOST_NUMBERS // bins.num_bins))
+
+
+def _search(bins: Bins, delta: float, draws: Draws) -> Search:
+    """The search with these draws, with as many of the bins as a given number of draws allows.
+
+    The bins follow from the number of draws alone, so that a certificate can be repeated.
+    """
+    if draws.samples is not None and draws.samples > _limit(bins):
+        bins = bins.at_most(_MOST_NUMBERS // draws.samples)
+    return Search(bins, delta, draws)
 
 
 class Search:
@@ -206,8 +219,49 @@ class Search:
         number = max(_LEAST_DRAWS, min(_MOST_DRAWS, _NUMBERS // b))
         if self.delta > 0.0:
             wanted = _PER_LARGEST * largest / self.delta
-            number = max(number, int(min(wanted, _MOST_DRAWS, _MOST_NUMBERS / b)))
+            number = max(number, int(min(wanted, _limit(self.bins))))
         return number
+
+    def certified(self, point: Point, most: float) -> tuple[float, Estimate | None] | None:
+        """The least value that draws certify, and the estimate; ``None`` as in ``confirm``.
+
+        Where W asks for more draws than so many bins allow, and all bins are alike, fewer bins with
+        more draws are tried too.
+        """
+        search, near = self._with_best_bins(point, most)
+        start = search.promising(point, most, _SEARCH_TOLERANCE, near)
+        return search.confirm(start, most, point)
+
+    def _with_best_bins(self, point: Point, most: float) -> tuple[Search, float | None]:
+        """The search with as many bins as suit it, and a guess of its result where there is one."""
+        if self.draws.samples is not None or self.bins.at_most(0) is self.bins:
+            return self, None
+        search, near = self, self._scout(point, most, None)
+        for stride in range(2, _MOST_STRIDE + 1):
+            bins = self.bins.at_most(-(-self.bins.num_bins // stride))
+            if bins.num_bins >= search.bins.num_bins or not search.limited(point(near)):
+                break
+            fewer = Search(bins, self.delta, replace(self.draws, samples=_limit(bins)), self.few)
+            found = fewer._scout(point, most, near)
+            if found >= near:
+                break
+            search, near = fewer, found
+        return search, near
+
+    def _scout(self, point: Point, most: float, near: float | None) -> float:
+        """About what ``promising`` finds, from fewer draws of removing alone."""
+        few = max(_FEWEST, self.few // 2)
+        rough = Search(self.bins, self.delta, self.draws, few, directions=("remove",))
+        return rough.promising(point, most, _NEAR / 2.0, near)
+
+    def limited(self, at: tuple[float, float]) -> bool:
+        """Whether W asks for more draws at one (noise, ε) than these bins allow."""
+        return _PER_LARGEST * max(self._largest(at)) > _limit(self.bins) * self.delta
+
+    def _largest(self, at: tuple[float, float]) -> list[float]:
+        """W of each direction at one (noise, ε)."""
+        shapes = self._shapes(at)
+        return [shapes(x).at(self.bins, *at).largest for x in self._directions(*at)]
 
     def promising(
         self, point: Point, most: float, tolerance: float, near: float | None = None
@@ -288,10 +342,8 @@ class Search:
         next one is as wide as its δ asks for, and three times as wide as the least one before.
         ``None`` where a bound with no draws is no worse, and where ``most`` is reached.
         """
-        value, at = start, point(start)
-        shapes = self._shapes(at)
-        largest = (shapes(x).at(self.bins, *at).largest for x in self._directions(*at))
-        self.samples = max(map(self._number, largest))
+        value, shapes = start, self._shapes(point(start))
+        self.samples = max(map(self._number, self._largest(point(start))))
         slope, error = self._slope(point, start, shapes)
         step = _SURELY * error / slope
         for attempt in range(1, MOST_ATTEMPTS):
@@ -414,7 +466,7 @@ class Search:
 
     @cached_property
     def _digest(self) -> bytes:
-        return hashlib.sha256(self.bins.gram.tobytes()).digest()
+        return hashlib.sha256(self.bins.gram[: self.bins.kinds].tobytes()).digest()
 
 
 def check_samples(samples: object) -> int:

@@ -35,7 +35,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise.accounting.bins import Bins
+from corrnoise.accounting.bins import Bins, Indices
 from corrnoise.accounting.proposals import LARGEST_EXPONENT, Noise, Pattern, Tilt, chunks
 
 Array = npt.NDArray[np.float64]
@@ -69,10 +69,11 @@ class LowSums:
         if parts is None:
             return Tilt(_none, math.inf)
         pattern, rate, b, t = self.pattern, self.rate, bins.num_bins, self.pattern.size
-        d, gram = bins.squares / sigma**2, bins.gram / sigma**2
+        d, kinds = bins.squares / sigma**2, bins.kinds
         variance = parts.most * d
-        steps = _Steps(d, np.sqrt(variance), rate / t)
-        log_constant = pattern.sums(steps.log_mass[None, :])[0] + parts.log_penalty
+        steps = _Steps(d[:kinds], np.sqrt(variance[:kinds]), rate / t)
+        log_mass = np.broadcast_to(steps.log_mass, (1, b))
+        log_constant = pattern.sums(log_mass)[0] + parts.log_penalty
         places, constant = pattern.bins, np.exp(log_constant - np.max(log_constant))
         log_mean_constant = float(np.max(log_constant)) + math.log(float(np.mean(constant)))
         of_first = np.cumsum(constant) / np.sum(constant)
@@ -82,22 +83,22 @@ class LowSums:
             first = np.searchsorted(of_first, generator.random(count), side="right")
             first = np.minimum(first, b - 1)
             chosen = (first[:, None] + places) % b
-            x, log_excess = steps.draw(generator, chosen)
+            x, log_excess = steps.draw(generator, chosen % kinds)
             u = x + d[chosen] / 2.0
             rows = np.arange(count)[:, None]
             away, bend = np.zeros((count, b)), -np.sum(u * u / variance[chosen], axis=1)
             for part in _groups(count, t):
                 pair = np.stack([u[part], u[part] - noise[rows[part], chosen[part]] / sigma], 2)
-                solved = parts.inverse[first[part]] @ (pair * sigma**2)
+                solved = _solved(parts.inverse, first[part], pair * sigma**2)
                 bend[part] += np.sum(solved[:, :, 0] * u[part], axis=1)
                 away[rows[part], chosen[part]] = solved[:, :, 1]
             log_weight = log_mean_constant + log_excess - np.maximum(bend, 0.0) / 2.0
-            shift = away @ gram
+            shift = bins.inner(away) / sigma**2
             result = np.empty(count)
             for part in chunks(noise):
                 ratio = np.exp(noise[part] * (1.0 / sigma) + shift[part] - d / 2.0)
                 mean = np.mean(ratio, axis=1)
-                sums = pattern.sums(ratio) * (rate / t)
+                sums = pattern.different_sums(ratio) * (rate / t)
                 least = np.min(sums, axis=1)
                 log_mean = np.log(np.mean(np.exp(least[:, None] - sums), axis=1)) - least
                 weight = np.exp(np.minimum(log_weight[part] - log_mean, LARGEST_EXPONENT))
@@ -158,7 +159,10 @@ def _none(generator: np.random.Generator, noise: Noise) -> Array:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What σ does not change: κ, K_r^{-1} and log √(κ^t det D_r/det K_r) for every r, for σ = 1."""
+    """What σ does not change: κ, K_r^{-1} and log √(κ^t det D_r/det K_r), for σ = 1.
+
+    For every r, or for r = 0 alone where all bins are alike.
+    """
 
     most: float
     inverse: Array
@@ -168,7 +172,7 @@ class _Parts:
 @lru_cache(maxsize=4)
 def _parts(bins: Bins, pattern: Pattern) -> _Parts | None:
     """``None`` where a correlation matrix may be nearly singular."""
-    chosen = (np.arange(bins.num_bins)[:, None] + pattern.bins) % bins.num_bins
+    chosen = (np.arange(bins.kinds)[:, None] + pattern.bins) % bins.num_bins
     found = _correlations(bins, chosen)
     if found is None:
         return None
@@ -193,6 +197,15 @@ def _correlations(
     return (matrices, most) if most <= _LARGEST_SUM else None
 
 
+def _solved(inverse: Array, first: Indices, pair: Array) -> Array:
+    """K_r^{-1} times two columns for the r of each row."""
+    if len(inverse) > 1:
+        return inverse[first] @ pair
+    # All rows have one symmetric matrix: a single product.
+    rows = np.swapaxes(pair, 1, 2)
+    return np.swapaxes((rows.reshape(-1, len(inverse[0])) @ inverse[0]).reshape(rows.shape), 1, 2)
+
+
 def _groups(count: int, size: int) -> Iterator[slice]:
     """Parts of the rows whose matrices K_r^{-1} fit into a cache."""
     step = max(1, _ENTRIES // size**2)
@@ -203,7 +216,7 @@ def _groups(count: int, size: int) -> Iterator[slice]:
 def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, LowSums] | None:
     """The logarithm of the least W, about, and its pattern and λ; ``None`` where there is none."""
     b = bins.num_bins
-    distances = sorted(set(np.geomspace(1.0, max(b // 2, 1), _DISTANCES).astype(int).tolist()))
+    distances = bins.distances(np.geomspace(1.0, max(b // 2, 1), _DISTANCES))
     patterns = [Pattern(b // distance, distance) for distance in distances]
     each = (_least(bins, sigma, epsilon, x) for x in patterns if 1 < x.size <= _MOST)
     found = [pair for pair in each if pair is not None]

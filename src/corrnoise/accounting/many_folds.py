@@ -69,7 +69,7 @@ class ManyFolds:
         outer = Spread(inner.log_total + near * _pairs(folds), pattern.blocks)
         log_z = float(outer.log_total[folds]) + math.lgamma(folds + 1.0)
         log_z += far * folds * (folds - 1) / 2.0 - folds * math.log(pattern.size)
-        places, gram = pattern.bins, bins.gram / sigma**2
+        places = pattern.bins
         half = bins.squares / (2.0 * sigma**2)
 
         def values(generator: np.random.Generator, noise: Noise) -> Array:
@@ -81,7 +81,8 @@ class ManyFolds:
             at, number = (first[rows] + places[columns]) % b, in_bins[rows, columns]
             kind = noise.dtype
             times = csr_array((number.astype(kind), (rows, at)), shape=(count, b))
-            shift = np.asarray(times @ gram.astype(kind, copy=False), dtype=kind)
+            shift = bins.inner(times)
+            shift *= kind.type(1.0 / sigma**2)
             # Twice the sum over pairs of places.
             within = number * (shift[rows, at] - 2.0 * half[at])
             log_weight = np.bincount(rows, within, count) / 2.0
@@ -99,7 +100,7 @@ class ManyFolds:
                 log_mean = np.log(np.mean(ratio, axis=1))
                 loss = top.astype(np.float64) + log_mean
                 # log mean_r (T_r/T)^f
-                log_power = _log_mean_power(pattern.sums(ratio), folds)
+                log_power = _log_mean_power(pattern.different_sums(ratio), folds)
                 log_power -= folds * (log_mean + math.log(pattern.size))
                 exponent = log_weight[part] - (folds - 1) * loss - log_power
                 weight = np.exp(np.minimum(exponent, LARGEST_EXPONENT))
@@ -186,7 +187,7 @@ def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, ManyFolds] | 
     The gap between bins is chosen first, then blocks are tried.
     """
     b = bins.num_bins
-    gaps = sorted(set(np.geomspace(1.0, max(b // 2, 1), _GAPS).astype(int).tolist()))
+    gaps = bins.distances(np.geomspace(1.0, max(b // 2, 1), _GAPS))
     alone = [Pattern(b // gap, gap) for gap in gaps if b // gap > 1]
     if not alone:
         return None
@@ -195,8 +196,8 @@ def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, ManyFolds] | 
     for points, part in _BLOCKS:
         for wider in _WIDER:
             spacing, period = max(1, round(part * gap)), round(wider * gap)
-            period += (points - 1) * spacing
-            if b // period > 1:
+            period = bins.distances(np.array([period + (points - 1.0) * spacing]))[0]
+            if b // period > 1 and period > (points - 1) * spacing:
                 pattern = Pattern(b // period, period, points, spacing)
                 found = min(found, _least(bins, sigma, epsilon, pattern), key=lambda x: x[0])
     return found

@@ -94,6 +94,14 @@ class Pattern:
         inner = _window(values, self.points, self.spacing)
         return _window(inner, self.blocks, self.period)
 
+    def different_sums(self, values: Array) -> Array:
+        """``sums`` for r from 0 to the period where b is a multiple of it, as they then repeat."""
+        rows, b = values.shape
+        if self.blocks * self.period != b:
+            return self.sums(values)
+        folded = np.sum(values.reshape(rows, self.blocks, self.period), axis=1)
+        return _window(folded, self.points, self.spacing)
+
     def common(self, by_lag: Array) -> tuple[float, float]:
         """The largest inner products: of two bins in one block, and of two in different blocks."""
         b, width = by_lag.size, (self.points - 1) * self.spacing

@@ -72,14 +72,15 @@ def _moments(bins: Bins, sigma: float) -> tuple[Array | None, list[list[tuple[fl
 def _exact_orders(bins: Bins, sigma: float) -> Array | None:
     """The exact moments of orders 1 to at most 4; ``None`` where they would overflow."""
     b = bins.num_bins
-    exponent = bins.gram / sigma**2
+    few = b > _MOST_TRIPLES
+    exponent = bins.gram[: bins.kinds if few else b] / sigma**2
     scale = float(np.max(exponent))
     if scale > _LARGEST_EXPONENT:
         return None
     E = np.exp(exponent - scale)
     log_b = math.log(b)
-    moments = [0.0, 0.0, math.log(float(np.sum(E))) + scale - 2 * log_b]
-    if b <= _MOST_TRIPLES:
+    moments = [0.0, 0.0, math.log(float(np.sum(E)) / len(E)) + scale - log_b]
+    if not few:
         moments.append(math.log(float(np.sum(E * (E @ E)))) + 3 * scale - 3 * log_b)
     if b <= _MOST_QUADRUPLES:
         total = 0.0
@@ -92,8 +93,8 @@ def _exact_orders(bins: Bins, sigma: float) -> Array | None:
 
 def _all_orders(bins: Bins, sigma: float) -> list[list[tuple[float, Array]]]:
     """For each window the mixtures of its residues: their weights and their moments."""
-    b = bins.num_bins
-    lags = bins.by_lag / sigma**2
+    b = bins.every_square.size
+    lags = bins.every_lag / sigma**2
     beyond = np.maximum.accumulate(np.maximum(lags, 0.0)[::-1])[::-1]
     result: list[list[tuple[float, Array]]] = []
     for window in sorted({*range(1, min(b, 8) + 1), *np.geomspace(1, b, 24).astype(int).tolist()}):

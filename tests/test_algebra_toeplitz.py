@@ -121,3 +121,13 @@ def test_squared_root_is_the_series(coef, n):
 def test_matrix_is_the_oracle():
     coef = decaying(20, 8)
     np.testing.assert_array_equal(toeplitz.matrix(coef), oracles.matrix(coef))
+
+
+@pytest.mark.parametrize("terms", [1, 2, 5, 40])
+@pytest.mark.parametrize("part", [1, 7, 40, 1000])
+def test_a_division_in_parts_is_the_one_in_one_piece(terms, part, monkeypatch):
+    random = np.random.default_rng(terms)
+    left, right = random.normal(size=333), np.append(2.0, random.uniform(-1, 1, terms - 1) / terms)
+    whole = np.linalg.solve(toeplitz.matrix(np.append(right, np.zeros(333 - terms))), left)
+    monkeypatch.setattr(toeplitz, "_SOLVED", part * terms)
+    assert np.allclose(toeplitz.divide(left, right, 333), whole, rtol=0, atol=1e-13)

@@ -506,5 +506,8 @@ def _in_blocks(
         found = [values(generator(stream) if stream else first, noise) for values, stream in work]
         return counts[index], np.array([(np.sum(each), np.sum(each * each)) for each in found])
 
+    if len(counts) == 1:  # a thread would take longer to start
+        yield block(0)
+        return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield from pool.map(block, range(len(counts)))

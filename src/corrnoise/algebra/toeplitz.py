@@ -4,7 +4,7 @@ A lower-triangular Toeplitz matrix is given by its first column, that is, the fi
 coefficients of a power series; the matrix product is the product of the series. No function but
 ``matrix`` builds an n×n matrix. Vectors shorter than ``num_steps`` are padded with zeros.
 
-Short operands (p terms) use recursive or direct filters in O(np), which keep the relative accuracy
+Short operands (p terms) use recursions or direct sums in O(np), which keep the relative accuracy
 of small tails. Long operands use the FFT in O(n log n), with Newton's iteration for inverse and
 roots; the absolute error is a few ulp of the largest entry.
 """
@@ -17,8 +17,8 @@ Array = npt.NDArray[np.float64]
 # Above these lengths the FFT is faster; measured for n from 2^8 to 2^20, they hardly change.
 _LONGEST_FACTOR = 256
 _LONGEST_DIVISOR = 96
-# Numbers that fit into a cache.
-_CACHED = 1 << 15
+# Numbers that fit into a cache, and numbers of bands that are stored at once.
+_CACHED, _SOLVED = 1 << 15, 1 << 20
 
 
 def impulse(num_steps: int) -> Array:
@@ -58,7 +58,7 @@ def divide(left: Array, right: Array, num_steps: int) -> Array:
     """
     right = _trim(right[:num_steps])
     if right.size <= _LONGEST_DIVISOR:
-        return _filter(np.ones(1), right, _fit(left, num_steps))
+        return _divided(_fit(left, num_steps), right)
     return multiply(left, inverse(right, num_steps), num_steps)
 
 
@@ -125,7 +125,10 @@ def apply(coef: Array, block: Array) -> Array:
     num_steps = block.shape[0]
     coef = _trim(coef[:num_steps])
     if coef.size <= _LONGEST_FACTOR:
-        return _filter(coef, np.ones(1), block)
+        total = coef[0] * np.asarray(block, dtype=np.float64)
+        for delay in range(1, coef.size):
+            total[delay:] += coef[delay] * block[:-delay]
+        return total
     size = fast_length(coef.size + num_steps - 1)
     result = np.empty_like(block, dtype=np.float64)
     columns, target = block.reshape(num_steps, -1), result.reshape(num_steps, -1)
@@ -173,12 +176,22 @@ def fast_length(least: int) -> int:
     return int(next_fast_len(least, real=True))
 
 
-def _filter(numerator: Array, denominator: Array, x: Array) -> Array:
-    # Deferred: importing scipy.signal takes longer than all other imports together.
-    from scipy.signal import lfilter
+def _divided(x: Array, right: Array) -> Array:
+    """The series x over a short one, by its recursion: a banded triangular system, in parts."""
+    # Deferred, like all of SciPy. Importing scipy.signal for its lfilter would take a second.
+    from scipy.linalg.lapack import dtbtrs
 
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.asarray(lfilter(numerator, denominator, x, axis=0), dtype=np.float64)
+    order, result = right.size - 1, np.empty_like(x)
+    size = max(_SOLVED // right.size, right.size)
+    bands = np.asfortranarray(np.broadcast_to(right[:, None], (right.size, min(size, x.size))))
+    for start in range(0, x.size, size):
+        rest = x[start : start + size].copy()
+        if start and order:  # what the results before still take away
+            before = np.convolve(result[start - order : start], right)[order : 2 * order]
+            rest[:order] -= before[: rest.size]
+        found, _ = dtbtrs(bands[:, : rest.size], rest[:, None], uplo="L")
+        result[start : start + size] = found[:, 0]
+    return result
 
 
 def _fit(x: Array, num_steps: int) -> Array:

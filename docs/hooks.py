@@ -26,6 +26,7 @@ _TABLES = {
     "exact": ["exact.json", "exact-h200.json"],
     "jax_noise": ["jax-noise.json"],
     "tightness": ["tightness.json"],
+    "forgetting": ["forgetting.json"],
 }
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 

@@ -6,7 +6,15 @@ import pytest
 from PLD_accounting import gaussian_allocation_epsilon_range
 
 from corrnoise import mechanisms, workloads
-from corrnoise.accounting import allocation, balls_in_bins, certain, gaussian, renyi, roots
+from corrnoise.accounting import (
+    allocation,
+    balls_in_bins,
+    certain,
+    few_folds,
+    gaussian,
+    renyi,
+    roots,
+)
 from corrnoise.accounting import bins as bins_module
 
 ETA = 1e-9
@@ -161,7 +169,7 @@ def test_two_bins_agree_with_numerical_integration(correlation, sigma, epsilon, 
 def test_every_number_of_folds_is_unbiased_and_keeps_its_bound(folds):
     bins = bins_of(mechanisms.bisr(workloads.prefix_sum(40), num_bands=3).strategy_coef, 8)
     reference = sampled(bins, 2.0, 2.0, samples=400_000, seed=1)
-    shape = balls_in_bins._best_tuples(bins, 2.0, 2.0, folds).shape
+    shape = few_folds._best(bins, 2.0, 2.0, folds).shape
     assert shape.folds == folds
     tilt = shape.at(bins, 2.0, 2.0)
     generator = np.random.default_rng(5)
@@ -288,11 +296,11 @@ def test_an_estimate_with_kept_normals_is_that_of_fresh_ones(direction):
 @pytest.mark.parametrize("folds", [2, 3])
 def test_some_rows_choose_nearly_the_best_proposal(folds):
     bins = bins_of(mechanisms.bisr(workloads.prefix_sum(1200), num_bands=16).strategy_coef, 300)
-    best = balls_in_bins._best_tuples(bins, 6.0, 1.0, folds)
+    best = few_folds._best(bins, 6.0, 1.0, folds)
     for factor in (0.8, 0.9, 1.1, 1.25):
-        other = balls_in_bins.Tuples(bins, 6.0, 1.0, factor * best.theta, folds)
+        other = few_folds.Tuples(bins, 6.0, 1.0, factor * best.theta, folds)
         assert best.log_largest <= other.log_largest
-    some = balls_in_bins.Tuples(bins, 6.0, 1.0, best.theta, folds, stride=5)
+    some = few_folds.Tuples(bins, 6.0, 1.0, best.theta, folds, stride=5)
     assert some.log_z == pytest.approx(best.log_z, abs=0.02)
     assert some.log_z != best.log_z
 

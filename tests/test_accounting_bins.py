@@ -8,7 +8,8 @@ import pytest
 
 from corrnoise import mechanisms, workloads
 from corrnoise.accounting import balls_in_bins, bins, certificates, low_sums, many_folds
-from corrnoise.accounting.balls_in_bins import FewFolds, Shift, Tuples
+from corrnoise.accounting.balls_in_bins import Shift
+from corrnoise.accounting.few_folds import FewFolds, Tuples
 from corrnoise.accounting.proposals import Pattern
 
 

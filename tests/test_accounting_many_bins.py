@@ -8,7 +8,7 @@ import pytest
 from test_accounting_balls_in_bins import bins_of, integrated
 
 from corrnoise import mechanisms, workloads
-from corrnoise.accounting import balls_in_bins, certificates, low_sums, many_folds, renyi
+from corrnoise.accounting import balls_in_bins, certificates, few_folds, low_sums, many_folds, renyi
 from corrnoise.accounting.bins import Bins
 from corrnoise.accounting.proposals import Pattern
 
@@ -228,8 +228,8 @@ def test_the_proposal_with_the_least_bound_is_taken():
         (bisr(90, 90), 3.5, 0.3, False),
     ]:
         found = balls_in_bins.best_shape(bins, sigma, epsilon, "remove")
-        assert isinstance(found, balls_in_bins.FewFolds) == few
-        usual = balls_in_bins.tuples(bins, sigma, epsilon).log_largest
+        assert isinstance(found, few_folds.FewFolds) == few
+        usual = few_folds.best(bins, sigma, epsilon).log_largest
         assert found.at(bins, sigma, epsilon).log_largest <= usual
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise.accounting import balls_in_bins
+from corrnoise.accounting import few_folds
 from corrnoise.accounting.bins import Bins, first_mean, first_mean_transposed
 from corrnoise.participation import Participation
 
@@ -75,7 +75,7 @@ class AmplifiedNoise:
         generator = np.random.default_rng(seed)
         means = self._means(np.maximum(strategy_coef, 0.0))
         gram = means.T @ means
-        tuples = balls_in_bins.tuples(Bins(gram), noise_multiplier, epsilon)
+        tuples = few_folds.best(Bins(gram), noise_multiplier, epsilon)
         self.theta, self.folds = tuples.theta, tuples.folds
         self.chosen = tuples.draw(generator, draws)
         self.normals = generator.standard_normal((draws, n))

@@ -1,6 +1,6 @@
 r"""Importance sampling for removing with many folds, for many bins.
 
-The proposal of ``balls_in_bins`` for f folds is a mixture over all f-tuples of bins. Its tuples can
+The proposal of ``few_folds`` for f folds is a mixture over all f-tuples of bins. Its tuples can
 be drawn only for f ≤ 3, and with many bins and a small ε that leaves a large W. Here tuples are
 drawn from few bins that are far apart, with weights that are too large but easy to draw from, and
 the integrand corrects for it.

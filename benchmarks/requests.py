@@ -1,10 +1,11 @@
 """Twenty varied requests: the plan against every alternative that could beat it, priced in full.
 
-    python benchmarks/requests.py [--only N ...] [--json FILE]
+    python benchmarks/requests.py --folder FOLDER [--only N ...] [--json FILE]
 
 A plan ranks alternatives by estimates where a price takes seconds. Here every alternative whose
 estimate is within 10 % of the plan's error is calibrated like the plan itself, DP-SGD with Poisson
-batches always, and the least of their errors is set against the plan's. About an hour.
+batches always, and the least of their errors is set against the plan's. FOLDER keeps finished
+requests, so that a call that is cut off loses the one that was under way. About an hour.
 """
 
 from __future__ import annotations
@@ -139,17 +140,20 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True, help="keeps finished requests")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of requests, from 0")
-    parser.add_argument("--json", type=Path, help="write the rows there, as they come")
+    parser.add_argument("--json", type=Path, help="write the finished rows there")
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    for number, request in enumerate(REQUESTS):
-        if given.only is None or number in given.only:
-            rows.append(check(request))
-            print(json.dumps(rows[-1]), flush=True)
-            if given.json:
-                found = {"date": datetime.date.today().isoformat(), "rows": rows}
-                _files.write(given.json, json.dumps(found, indent=1) + "\n")
+    given.folder.mkdir(parents=True, exist_ok=True)
+    paths = [given.folder / f"{number}.json" for number in range(len(REQUESTS))]
+    for number in given.only or range(len(REQUESTS)):
+        if not paths[number].exists():
+            _files.write(paths[number], json.dumps(check(REQUESTS[number])) + "\n")
+            print(paths[number].read_text(encoding="utf-8"), end="", flush=True)
+    rows = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    if given.json:
+        found = {"date": datetime.date.today().isoformat(), "rows": rows}
+        _files.write(given.json, json.dumps(found, indent=1) + "\n")
     print(table(rows))
 
 

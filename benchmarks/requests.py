@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import corrnoise as cn
-from corrnoise import _files, _tables, workloads
+from corrnoise import _files, workloads
 from corrnoise.accounting import Draws
 from corrnoise.mechanisms import Question
 from corrnoise.planning import planner
 from corrnoise.planning.pricing import Built
 from corrnoise.samplings import BEST
+from requests_table import about, table
 
 NEAR = 1.1
 ALWAYS = ("dp_sgd", "poisson")
@@ -118,26 +119,6 @@ def check(request: Request) -> dict[str, Any]:
     }
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    header = [
-        "examples", "batch", "epochs", "ε", "chosen", "error", "Poisson DP-SGD", "priced",
-        "best of them", "excess",
-    ]  # fmt: skip
-    return _tables.markdown(
-        header,
-        [
-            [
-                f"{row['num_examples']:,}", f"{row['batch_size']}", f"{row['epochs']}",
-                f"{row['epsilon']:g}", row["chosen"], f"{row['error']:.4g}",
-                f"{row['priced']['dp_sgd, poisson']:.4g}", f"{len(row['priced'])}", row["least"],
-                f"{100 * row['excess']:.2f} %",
-            ]
-            for row in rows
-        ],
-        left=(4, 8),
-    )  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="keeps finished requests")
@@ -151,10 +132,10 @@ def main() -> None:
             _files.write(paths[number], json.dumps(check(REQUESTS[number])) + "\n")
             print(paths[number].read_text(encoding="utf-8"), end="", flush=True)
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    found = {"date": datetime.date.today().isoformat(), "rows": rows}
     if given.json:
-        found = {"date": datetime.date.today().isoformat(), "rows": rows}
         _files.write(given.json, json.dumps(found, indent=1) + "\n")
-    print(table(rows))
+    print(f"{table(found)}\n\n{about(found)}")
 
 
 if __name__ == "__main__":

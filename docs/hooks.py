@@ -27,6 +27,7 @@ _TABLES = {
     "jax_noise": ["jax-noise.json"],
     "tightness": ["tightness.json"],
     "forgetting": ["forgetting.json"],
+    "requests": ["requests.json"],
 }
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 

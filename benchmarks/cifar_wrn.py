@@ -59,10 +59,10 @@ WAY, MULTIPLES = 5_000.0, (1.0, 0.5, 2.0)
 RECIPES = {
     ("planner", 3): Recipe(1024, 8, 32, momentum=0.9),
     ("planner", 10): Recipe(1024, 16, 48, momentum=0.9),
-    ("planner", 30): Recipe(4096, 16, 140, told=0.998),
+    ("planner", 30): Recipe(4096, 16, 125, told=0.998),
     ("dp-sgd", 3): Recipe(4096, 8, 32),
     ("dp-sgd", 10): Recipe(4096, 16, 48),
-    ("dp-sgd", 30): Recipe(4096, 16, 140),
+    ("dp-sgd", 30): Recipe(4096, 16, 125),
 }
 SMOKE = Recipe(16, 2, 2)
 COMMANDS = ("prepare", "check", "probe", "clean", "tune", "run", "table")

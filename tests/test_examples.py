@@ -107,6 +107,18 @@ def test_the_readme_shows_the_accuracies_on_cifar10():
     assert all(len(row["runs"]) == 5 for row in result["rows"])
 
 
+def test_the_readme_shows_the_accuracies_of_the_larger_network():
+    root = EXAMPLES.parent
+    result = json.loads((root / "benchmarks" / "cifar-wrn.json").read_text())
+    (short,), (long,) = result["rows"]
+    assert {(run["method"], run["epsilon"]) for run in (short, long)} == {("planner", 8.0)}
+    shown = (
+        f"{short['accuracy']:.1f} % in {short['gpu_minutes']:.1f} GPU minutes, "
+        f"{long['accuracy']:.1f} % in {long['gpu_minutes']:.1f}."
+    )
+    assert shown in " ".join((root / "README.md").read_text().split())
+
+
 def test_the_five_lines_of_the_readme_run():
     text = (EXAMPLES.parent / "README.md").read_text()
     start = text.index("    from corrnoise.torch import PrivacyEngine")

@@ -44,7 +44,7 @@ def test_the_gradient_is_that_of_the_noise(shape, epsilon, momentum, seed):
     assert squared < math.inf
     along = generator.standard_normal(n) * c
     along /= np.linalg.norm(along)
-    step = 1e-5
+    step = 3e-4  # the products are in single precision
     change = noise(c + step * along)[0] - noise(c - step * along)[0]
     assert gradient @ along == pytest.approx(
         change / (2 * step), rel=1e-3, abs=1e-5 * np.linalg.norm(gradient)
@@ -79,16 +79,14 @@ def test_more_bins_than_500_are_thinned():
     assert math.sqrt(noise(mechanism.strategy_coef)[0]) == pytest.approx(sigma, rel=0.15)
 
 
-def test_negative_coefficients_cost_more_and_far_strategies_are_out_of_reach():
+def test_negative_coefficients_and_far_strategies_are_out_of_reach():
     part = cn.Participation(24, 6, 4)
     noise, _ = priced(cn.mechanisms.bisr(cn.workloads.prefix_sum(24), num_bands=3), part)
     c = cn.mechanisms.bisr(cn.workloads.prefix_sum(24), num_bands=3).strategy_coef.copy()
     c[7] = 0.0
-    at_zero = noise(c)[0]
-    c[7] = -0.05
-    below, gradient = noise(c)
-    assert below > 2.0 * at_zero
-    assert gradient[7] < 0.0
+    assert noise(c)[0] < math.inf
+    c[7] = -1e-12
+    assert noise(c)[0] == math.inf
     far = np.zeros(24)
     far[[0, 5, 11]] = 1.0, 4.0, 4.0
     assert noise(far)[0] == math.inf

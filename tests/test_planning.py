@@ -351,3 +351,35 @@ def test_plans_do_not_depend_on_the_number_of_cores(monkeypatch):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
         plans.append(cn.plan(**request, **options).to_json())
     assert plans[0] == plans[1]
+
+
+def test_close_estimates_are_drawn_anew_and_others_are_not(monkeypatch):
+    """By more draws the winner is not the one whose first draws were lucky."""
+    again: list[str] = []
+    first: dict[str, float] = {}
+
+    def estimate(self, mechanism, participation, epsilon, delta, draws, effort=1):
+        name = mechanism.name + str(mechanism.noising.numerator_terms)
+        if effort > 1:
+            again.append(name)
+            return first[name] * (1.05 if name == "bisr2" else 1.0)
+        # By the first draws two bands are the best, four are close, and the others are far.
+        error = {"bisr2": 4.0, "bisr4": 4.016}.get(name, 8.0)
+        first[name] = error / mechanism.decoder_rms
+        return first[name]
+
+    monkeypatch.setattr(type(cn.samplings.get("balls-in-bins")), "estimate", estimate)
+    plan = cn.plan(
+        num_examples=300,
+        batch_size=30,
+        epochs=2,
+        epsilon=2,
+        delta=1e-5,
+        sampling="balls-in-bins",
+        mechanisms=["bisr"],
+        samples=5_000,
+    )
+    assert sorted(again) == ["bisr2", "bisr4"]
+    errors = {each.num_bands: each.error for each in plan.alternatives}
+    assert errors[2] == pytest.approx(4.2)
+    assert plan.mechanism.noising.numerator_terms == 4

@@ -8,12 +8,13 @@ other strategy, with w(j) the weight of a tuple,
 
 which is unbiased and smooth almost everywhere: it is a function of the inner products of the means
 with each other and with the z_i. Only two products are large, one with the n×N matrix of the z_i
-and one for the gradient: O(nbN). σ solves δ(σ, C) = δ by Newton's method in the logarithms, and its
-gradient follows from that of δ by the implicit function theorem.
+and one for the gradient: O(nbN), in single precision. σ solves δ(σ, C) = δ by Newton's method in
+the logarithms, and its gradient follows from that of δ by the implicit function theorem. Newton's
+method begins where the gradient of the call before predicts σ.
 
-More than 500 bins are thinned out, as in ``bins``. A coefficient of C below 0 counts as 0, with a
-penalty, since the analysis needs C ≥ 0. Only the removal of an example is considered: adding one is
-seldom worse.
+More than 500 bins are thinned out, as in ``bins``. A C with a coefficient below 0, for which there
+is no analysis, and one so far from the first that few draws count, need infinite noise. Only the
+removal of an example is considered: adding one is seldom worse.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ Array = npt.NDArray[np.float64]
 _MOST_BINS = 500
 # Operations of one product; more draws are not worth their time.
 _PRODUCT = 2e9
-_PENALTY = 1e3
 _NEWTON_STEPS = 30
+# Where a step of Newton's method is this short, the next one would be about its square.
+_SHORT = 1e-4
 # A C with less than this fraction of the first one's effective draws is too far from it.
 _FEWEST = 0.25
 
@@ -73,45 +75,53 @@ class AmplifiedNoise:
         self.delays = np.arange(0, b, -(-b // _MOST_BINS))
         draws = int(min(1_000.0, max(500.0, _PRODUCT / (n * self.delays.size))))
         generator = np.random.default_rng(seed)
-        means = self._means(np.maximum(strategy_coef, 0.0))
+        means = self._means(strategy_coef)
         gram = means.T @ means
         tuples = few_folds.best(Bins(gram), noise_multiplier, epsilon)
         self.theta, self.folds = tuples.theta, tuples.folds
         self.chosen = tuples.draw(generator, draws)
-        self.normals = generator.standard_normal((draws, n))
+        self.normals = generator.standard_normal((draws, n)).astype(np.float32)
         # For each fold, the b×N matrix that sums the draws of the same bin.
         b, ones, at = self.delays.size, np.ones(draws), np.arange(draws)
         self.picks = [csr_matrix((ones, (j, at)), (b, draws)) for j in self.chosen]
-        self.log_sigma, self.square = math.log(noise_multiplier), float(gram[0, 0])
         # q(j) = w(j)/(b^f Z) for this strategy.
         self.log_base = self._log_weights(gram / noise_multiplier**2) - tuples.log_z
         self.fewest = 0.0
-        first = self._at(self.log_sigma, gram, self.normals @ means)
+        log_sigma = math.log(noise_multiplier)
+        first = self._at(log_sigma, gram, self._products(means))
         self.fewest = _FEWEST * first.draws if first is not None else math.inf
+        # The last C with finite noise, its log σ, and the gradient of log σ.
+        self.last = strategy_coef, log_sigma, np.zeros(n)
 
     def __call__(self, strategy_coef: Array) -> tuple[float, Array]:
-        """The σ² at which δ is met, and its gradient in the coefficients of C."""
-        below = np.minimum(strategy_coef, 0.0)
-        means = self._means(strategy_coef - below)
-        gram, products = means.T @ means, self.normals @ means
-        log_sigma = self.log_sigma + 0.5 * math.log(gram[0, 0] / self.square)
+        """The σ² at which δ is met, and its gradient in the coefficients of C; or infinity."""
+        unknown = math.inf, np.zeros_like(strategy_coef)
+        if np.min(strategy_coef) < 0.0:
+            return unknown
+        means = self._means(strategy_coef)
+        gram, products = means.T @ means, self._products(means)
+        coef, log_sigma, slope = self.last
+        log_sigma += float(slope @ (strategy_coef - coef))
         for _ in range(_NEWTON_STEPS):
             found = self._at(log_sigma, gram, products)
             if found is None:
-                return math.inf, np.zeros_like(strategy_coef)
+                return unknown
             change = (math.log(self.delta) - found.log_delta) / found.by_log_sigma
             log_sigma += max(-0.2, min(0.2, change))
-            if abs(change) < 1e-7:
+            if abs(change) < _SHORT:
                 break
         else:
-            return math.inf, np.zeros_like(strategy_coef)
-        by_means = self.normals.T @ found.by_products + means @ (found.by_gram + found.by_gram.T)
+            return unknown
+        by_products = found.by_products.astype(np.float32)
+        by_means = self.normals.T @ by_products + means @ (found.by_gram + found.by_gram.T)
+        slope = self._by_coef(by_means) / -found.by_log_sigma
+        self.last = strategy_coef, log_sigma, slope
         squared = math.exp(2.0 * log_sigma)
-        gradient = self._by_coef(by_means) * (-2.0 * squared / found.by_log_sigma)
-        excess = _PENALTY * float(np.sum(below**2))
-        factor = math.exp(min(excess, 50.0))
-        inside = strategy_coef > 0.0
-        return squared * factor, factor * (gradient * inside + squared * 2.0 * _PENALTY * below)
+        return squared, 2.0 * squared * slope
+
+    def _products(self, means: Array) -> Array:
+        """The inner products of each draw of z with the means."""
+        return (self.normals @ means.astype(np.float32)).astype(np.float64)
 
     def _at(self, log_sigma: float, gram: Array, products: Array) -> _Slopes | None:
         """Log δ and its derivatives; ``None`` where too few draws are effective."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -86,7 +87,7 @@ class AmplifiedError:
         """The mean of estimates from other seeds."""
         return sum(again(mechanism) for again in self._again) / len(self._again)
 
-    @property
+    @functools.cached_property
     def _again(self) -> tuple[AmplifiedError, ...]:
         return tuple(
             replace(self, seed=self.seed + more, _known={}, _last=list(self._last))

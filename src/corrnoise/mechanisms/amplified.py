@@ -117,7 +117,8 @@ def _improved(best: ToeplitzMechanism, error: AmplifiedError) -> ToeplitzMechani
             seed=error.seed + number,
         )
         found = repriced(best, error.participation, noise)
-        gain = 1.0 - error(found) / error(best)
+        # The best start was chosen by the draws of ``error``, which favour it.
+        gain = 1.0 - error.fresh(found) / error.fresh(best)
         best = found if gain > 0.0 else best
         if gain < _ENOUGH:
             break

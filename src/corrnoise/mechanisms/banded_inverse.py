@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise.algebra.rational import Rational
-from corrnoise.mechanisms.errors import ErrorKind, check_kind
+from corrnoise.mechanisms.errors import ErrorKind, check_kind, coefficient_weights
 from corrnoise.mechanisms.fitting import (
     FactorGradients,
     SquaredSensitivity,
@@ -23,13 +23,53 @@ Array = npt.NDArray[np.float64]
 
 
 class _BandedInverse:
-    """C⁻¹ = 1 + v_1 x + … + v_{p-1} x^{p-1}."""
+    """C⁻¹ = 1 + q_1 x + … + q_{p-1} x^{p-1} with q = center + directions·v.
+
+    In v the error and the first column of C change about alike in all directions, so that a search
+    needs few steps: with u = AC⁻¹ weighted as the error is, directions·directionsᵀ is the inverse
+    of the sum of the squared derivatives of u/‖u‖ and c/‖c‖ at the center. Without it the curvature
+    of the error differs by a factor of 10⁴ (p = 4) to 10⁷ (p = 64).
+    """
+
+    def __init__(self, center: Array, workload: Workload, over: ErrorKind) -> None:
+        n, series = workload.num_steps, Rational((np.concatenate([[1.0], center]),), ())
+        self.center, self.directions = center, np.eye(center.size)
+        weights = np.sqrt(coefficient_weights(n, over))
+        with np.errstate(over="ignore", invalid="ignore"):
+            c = series.reciprocal
+            metric = _metric(
+                weights * (series * workload.series).coef(n),
+                workload.series.coef(n),
+                weights,
+                p=center.size,
+            ) + _metric(c.coef(n), (c * c).coef(n), np.ones(n), p=center.size)
+        if center.size and np.all(np.isfinite(metric)):
+            metric[np.diag_indices(center.size)] += 1e-10 * np.max(np.diag(metric))
+            self.directions = np.linalg.inv(np.linalg.cholesky(metric)).T
+
+    def variables(self, coef: Array) -> Array:
+        return np.asarray(np.linalg.solve(self.directions, coef - self.center), np.float64)
 
     def series(self, variables: Array) -> Rational:
-        return Rational((np.concatenate([[1.0], variables]),), ())
+        return Rational((np.concatenate([[1.0], self.center + self.directions @ variables]),), ())
 
     def pull_back(self, variables: Array, factors: FactorGradients) -> Array:
-        return factors.numerator[0][1:]
+        return self.directions.T @ factors.numerator[0][1:]
+
+
+def _metric(value: Array, slope: Array, weights: Array, *, p: int) -> Array:
+    """The sum of squared derivatives of value/‖value‖.
+
+    That of value by the j-th of p coefficients is slope, delayed by j, times weights.
+    """
+    n = value.size
+    delayed = np.zeros((n, p))
+    for j in range(min(p, n - 1)):
+        delayed[j + 1 :, j] = slope[: n - j - 1]
+    delayed *= weights[:, None]
+    square = float(value @ value)
+    along = delayed.T @ value
+    return delayed.T @ delayed / square - np.outer(along, along) / square**2
 
 
 def band_inv_mf(
@@ -64,15 +104,15 @@ def band_inv_mf(
     participation.check_steps(workload.num_steps, "workload")
     p = bands(num_bands, workload)
     coef = workload.inverse_sqrt_coef(p)
-    start = coef[1:] / coef[0]
+    parameters = _BandedInverse(coef[1:] / coef[0], workload, check_kind(over))
     return optimize(
         "band_inv_mf",
-        _BandedInverse(),
-        (start, np.zeros(p - 1)),
+        parameters,
+        (np.zeros(p - 1), parameters.variables(np.zeros(p - 1))),
         workload,
         participation,
         check_kind(over),
-        radius=0.01,
+        radius=1.0,
         trace=trace,
     )
 
@@ -82,11 +122,6 @@ def repriced(
 ) -> ToeplitzMechanism:
     """A banded C⁻¹ with less error than this one, with ``square`` as the squared sensitivity."""
     (coef,) = mechanism.noising.numerator
-    return descend(
-        "band_inv_mf",
-        _BandedInverse(),
-        coef[1:] / coef[0],
-        mechanism.workload,
-        participation,
-        square,
-    )
+    parameters = _BandedInverse(coef[1:] / coef[0], mechanism.workload, "mean")
+    start = np.zeros(coef.size - 1)
+    return descend("band_inv_mf", parameters, start, mechanism.workload, participation, square)

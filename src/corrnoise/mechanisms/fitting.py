@@ -30,6 +30,7 @@ import numpy.typing as npt
 from corrnoise import sensitivity as _sensitivity
 from corrnoise.algebra import toeplitz
 from corrnoise.algebra.rational import Rational
+from corrnoise.mechanisms import solver
 from corrnoise.mechanisms.errors import ErrorKind, coefficient_weights
 from corrnoise.mechanisms.mechanism import Optimization
 from corrnoise.mechanisms.solver import Solution, Solver
@@ -48,7 +49,8 @@ _WALL = 20.0
 _FEW = 4
 _TIGHT = 5e-4
 _SOLVER = Solver(memory=40, iterations=600, tolerance=1e-12)
-_ROUGH, _ROUGH_RADIUS = Solver(memory=20, iterations=40, tolerance=1e-5), 0.01
+# Of a descent with estimates: in coordinates of unit curvature they are good for about that far.
+_ROUGH_RADIUS, _ROUGH_ITERATIONS, _ROUGH_TOLERANCE = 0.2, 15, 1e-5
 _SMOOTHINGS = (1e-3, 1e-5, 0.0)
 
 
@@ -124,11 +126,18 @@ def descend(
 ) -> ToeplitzMechanism:
     """A mechanism with less error than at ``start``, with ``square`` as the squared sensitivity.
 
-    ``square`` is an estimate, so nothing is certified, and a rough optimum is enough.
+    ``square`` is an estimate that may be infinite away from the start, so nothing is certified, and
+    a rough optimum is enough. The parameters have about unit curvature.
     """
     fit = _Fit(name, parameters, workload, participation, "mean")
-    found = fit.minimize(start, square, _ROUGH_RADIUS, _ROUGH)
-    return ToeplitzMechanism(name, workload, parameters.series(found.point))
+    found = solver.descend(
+        lambda v: fit.objective(v, square, math.inf),
+        start,
+        radius=_ROUGH_RADIUS,
+        iterations=_ROUGH_ITERATIONS,
+        tolerance=_ROUGH_TOLERANCE,
+    )
+    return ToeplitzMechanism(name, workload, parameters.series(found))
 
 
 @dataclass(frozen=True)
@@ -189,9 +198,7 @@ class _Fit:
         stalled = self.best_error > before * (1.0 - 1e-6)
         return _Status(result.converged or stalled, result.message, tight)
 
-    def minimize(
-        self, start: Array, square: SquaredSensitivity, radius: float, solver: Solver | None = None
-    ) -> Solution:
+    def minimize(self, start: Array, square: SquaredSensitivity, radius: float) -> Solution:
         """Run L-BFGS from ``start``, and again with a shorter first step where it stops at once."""
         point = start
         first = self.objective(start, square, math.inf)[0]
@@ -204,7 +211,7 @@ class _Fit:
                 value, gradient = self.objective(base + scale * s, square, wall)
                 return value, scale * gradient
 
-            result = (solver or _SOLVER).minimize(scaled, np.zeros_like(start), self.report)
+            result = _SOLVER.minimize(scaled, np.zeros_like(start), self.report)
             point = base + scale * result.point
             if result.iterations >= _FEW or radius < 1e-5:
                 return replace(result, point=point)

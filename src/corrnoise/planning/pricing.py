@@ -20,6 +20,8 @@ from corrnoise.samplings import Calibration, Sampling
 
 # The time of a certificate in units of an estimate, for the progress bar.
 CERTIFICATE = 20
+# So many times the draws of an estimate tell candidates apart that are close.
+_MORE = 4
 
 
 class Built:
@@ -121,14 +123,28 @@ class Pricing:
             if not self.sampling.slow:
                 found = self.calibrate(mechanism, self.draws)
                 return Priced(alternative, mechanism).calibrated(found)
-            noise = self.sampling.estimate(
-                mechanism, self.participation, self.epsilon, self.delta, self.draws
-            )
+            noise = self._estimate(mechanism)
         except ModuleNotFoundError as missing:
             return Priced(replace(blank, reason=str(missing)))
         error = noise * mechanism.decoder_rms
         alternative = replace(alternative, noise_multiplier=noise, error=error, kind="estimate")
         return Priced(alternative, mechanism)
+
+    def again(self, priced: Priced) -> Priced:
+        """An estimated candidate, estimated from more draws, which are others.
+
+        The least of many estimates is one whose draws were lucky.
+        """
+        assert priced.mechanism is not None
+        noise = self._estimate(priced.mechanism, effort=_MORE)
+        error = noise * priced.mechanism.decoder_rms
+        alternative = replace(priced.alternative, noise_multiplier=noise, error=error)
+        return replace(priced, alternative=alternative)
+
+    def _estimate(self, mechanism: Mechanism, effort: int = 1) -> float:
+        return self.sampling.estimate(
+            mechanism, self.participation, self.epsilon, self.delta, self.draws, effort
+        )
 
     def certify(self, mechanism: Mechanism, finalists: int, share: Share) -> Calibration:
         """One of several certificates, of which the best is kept.

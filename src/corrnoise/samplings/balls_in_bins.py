@@ -139,13 +139,14 @@ class BallsInBins(Sampling):
         epsilon: float,
         delta: float,
         draws: Draws,
+        effort: int = 1,
     ) -> float:
-        """An estimate of the noise that ``calibrate`` finds, from few draws.
+        """An estimate of the noise that ``calibrate`` finds, from few draws, or so many times more.
 
         With many bins a bound may be the better price; it is then found within a percent.
         """
         means = mechanism.bins(participation.min_sep)
-        found = certificates.estimate_noise(means, epsilon, delta, draws)
+        found = certificates.estimate_noise(means, epsilon, delta, draws, effort=effort)
         if means.num_bins <= _FEW_BINS or means.orthogonal:
             return found
         bound = certain.at_most(means, found, epsilon, delta)

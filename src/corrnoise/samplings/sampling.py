@@ -213,8 +213,12 @@ class Sampling(ABC):
         epsilon: float,
         delta: float,
         draws: Draws,
+        effort: int = 1,
     ) -> float:
-        """A quick estimate of the noise that ``calibrate`` finds: to rank, with no guarantee."""
+        """A quick estimate of the noise that ``calibrate`` finds: to rank, with no guarantee.
+
+        ``effort`` is a factor of its time.
+        """
         return self.noise(mechanism, participation, epsilon, delta)
 
     def least_error(

@@ -131,14 +131,13 @@ def autocorrelation(
     size = np.sqrt(strategy_coef**2 + smoothing**2)
     length = toeplitz.fast_length(2 * n)
     whole = np.fft.rfft(size, length)
-    bound, gradient = 0.0, np.zeros(n)
+    bound, gradient, later = 0.0, np.zeros(n), np.zeros_like(whole)
     for group in _groups(size, whole, length, participation):
         bound += group.total
-        weight = np.zeros(n)
-        np.add.at(weight, group.lags, group.counts)
-        spectrum = np.fft.rfft(weight, length)
+        spectrum = np.fft.rfft(np.bincount(group.lags, group.counts, n), length)
         gradient[: group.terms] += np.fft.irfft(np.conj(spectrum) * whole, length)[: group.terms]
-        gradient += np.fft.irfft(spectrum * group.head, length)[:n]
+        later += spectrum * group.head
+    gradient += np.fft.irfft(later, length)[:n]
     slope = np.divide(strategy_coef, size, out=np.zeros(n), where=size > 0)
     return bound, gradient * slope
 

@@ -28,6 +28,8 @@ from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
 
 _ROUNDS = 4
+# A start needs no better γ: a bracket of so many thousandths ends the search for it.
+_ROUGHLY = 40
 # A round with a smaller relative gain is the last one.
 _ENOUGH = 1e-3
 # With more bands than this, the optimum with fewer bands is one of the starts.
@@ -87,7 +89,7 @@ def _starts(
     yield bisr(workload, num_bands=num_bands)
     fixed, largest = best_bifr(workload, part, num_bands)
     yield fixed
-    yield best_amplified(workload, num_bands, error, largest)
+    yield best_amplified(workload, num_bands, error, largest, width=_ROUGHLY)
     if num_bands <= _FEW_BANDS:
         yield band_inv_mf(workload, part, num_bands=num_bands)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from corrnoise._once import Once
 from corrnoise.algebra.rational import Rational
 from corrnoise.mechanisms.errors import ErrorKind, check_kind, coefficient_weights
 from corrnoise.mechanisms.fitting import (
@@ -20,6 +21,8 @@ from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
 
 Array = npt.NDArray[np.float64]
+# A planner asks for the same mechanism more than once, and many of its requests are alike.
+_FITTED: Once[ToeplitzMechanism] = Once(32)
 
 
 class _BandedInverse:
@@ -102,19 +105,27 @@ def band_inv_mf(
     (7.964, True)
     """
     participation.check_steps(workload.num_steps, "workload")
-    p = bands(num_bands, workload)
-    coef = workload.inverse_sqrt_coef(p)
-    parameters = _BandedInverse(coef[1:] / coef[0], workload, check_kind(over))
-    return optimize(
-        "band_inv_mf",
-        parameters,
-        (np.zeros(p - 1), parameters.variables(np.zeros(p - 1))),
-        workload,
-        participation,
-        check_kind(over),
-        radius=1.0,
-        trace=trace,
-    )
+    p, kind = bands(num_bands, workload), check_kind(over)
+
+    def fitted() -> ToeplitzMechanism:
+        coef = workload.inverse_sqrt_coef(p)
+        parameters = _BandedInverse(coef[1:] / coef[0], workload, kind)
+        starts = np.zeros(p - 1), parameters.variables(np.zeros(p - 1))
+        return optimize(
+            "band_inv_mf",
+            parameters,
+            starts,
+            workload,
+            participation,
+            kind,
+            radius=1.0,
+            trace=trace,
+        )
+
+    if trace is not None:
+        return fitted()
+    key = workload.coef.tobytes(), workload.decay, workload.momentum, participation, p, kind
+    return _FITTED.get(key, fitted)
 
 
 def repriced(

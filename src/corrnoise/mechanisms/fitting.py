@@ -51,7 +51,8 @@ _TIGHT = 5e-4
 _SOLVER = Solver(memory=40, iterations=600, tolerance=1e-12)
 # Of a descent with estimates: in coordinates of unit curvature they are good for about that far.
 _ROUGH_RADIUS, _ROUGH_ITERATIONS, _ROUGH_TOLERANCE = 0.2, 15, 1e-5
-_SMOOTHINGS = (1e-3, 1e-5, 0.0)
+# Of the certified bound, and the tolerance of the search with each.
+_SMOOTHINGS = {1e-3: 1e-7, 1e-5: 1e-11, 0.0: 1e-9}
 
 
 class Parameters(Protocol):
@@ -101,10 +102,11 @@ def optimize(
     for start in starts:
         fit.certify(start)
     before = fit.best_error
-    status = fit.search(fit.best_variables, fit.attained, radius)
+    status = fit.search(fit.best_variables, fit.attained, radius, _SOLVER.tolerance)
     if not status.tight:
-        for smoothing in _SMOOTHINGS:
-            status = fit.search(fit.best_variables, fit.certified(smoothing), radius)
+        for smoothing, tolerance in _SMOOTHINGS.items():
+            square = fit.certified(smoothing)
+            status = fit.search(fit.best_variables, square, radius, tolerance)
     found = Optimization(
         converged=status.converged,
         message=status.message,
@@ -189,16 +191,20 @@ class _Fit:
         attained = _sensitivity.attained(mechanism.strategy_coef, self.participation)
         return value <= math.sqrt(attained) * (1.0 + _TIGHT)
 
-    def search(self, start: Array, square: SquaredSensitivity, radius: float) -> _Status:
+    def search(
+        self, start: Array, square: SquaredSensitivity, radius: float, tolerance: float
+    ) -> _Status:
         """Minimise, and certify the point that was found."""
         before = self.best_error
-        result = self.minimize(start, square, radius)
+        result = self.minimize(start, square, radius, tolerance)
         tight = self.certify(result.point)
         # At a kink of the certified bound the line search fails although nothing is left to gain.
         stalled = self.best_error > before * (1.0 - 1e-6)
         return _Status(result.converged or stalled, result.message, tight)
 
-    def minimize(self, start: Array, square: SquaredSensitivity, radius: float) -> Solution:
+    def minimize(
+        self, start: Array, square: SquaredSensitivity, radius: float, tolerance: float
+    ) -> Solution:
         """Run L-BFGS from ``start``, and again with a shorter first step where it stops at once."""
         point = start
         first = self.objective(start, square, math.inf)[0]
@@ -211,7 +217,8 @@ class _Fit:
                 value, gradient = self.objective(base + scale * s, square, wall)
                 return value, scale * gradient
 
-            result = _SOLVER.minimize(scaled, np.zeros_like(start), self.report)
+            solver = replace(_SOLVER, tolerance=tolerance)
+            result = solver.minimize(scaled, np.zeros_like(start), self.report)
             point = base + scale * result.point
             if result.iterations >= _FEW or radius < 1e-5:
                 return replace(result, point=point)

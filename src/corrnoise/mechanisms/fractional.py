@@ -156,11 +156,11 @@ def best_bifr(
 
 
 def best_amplified(
-    workload: Workload, num_bands: int, error: AmplifiedError, largest: float
+    workload: Workload, num_bands: int, error: AmplifiedError, largest: float, **search: int
 ) -> ToeplitzMechanism:
     """The mechanism with the least error under amplification; ``largest`` is γ without it."""
     return searching.least_amplified(
-        lambda gamma: _member(workload, num_bands, gamma), _SQUARE_ROOT, largest, error
+        lambda gamma: _member(workload, num_bands, gamma), _SQUARE_ROOT, largest, error, **search
     )
 
 

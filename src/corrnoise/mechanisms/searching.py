@@ -18,7 +18,7 @@ MILLION = 10**6
 _GRID = range(0, MILLION + 1, MILLION // 40)
 # Under amplification an evaluation takes a fraction of a second: fewer points, a shorter search.
 _AMPLIFIED_UNITS, _AMPLIFIED_GRID = 1000, (0, 500, 750, 900, 1000)
-_AMPLIFIED_WIDTH = 40
+_AMPLIFIED_WIDTH = 12
 
 Member = Callable[[float], ToeplitzMechanism]
 Error = Callable[[ToeplitzMechanism], float]
@@ -111,7 +111,12 @@ def least_certified(
 
 
 def least_amplified(
-    member: Member, usual: float, largest: float, error: AmplifiedError
+    member: Member,
+    usual: float,
+    largest: float,
+    error: AmplifiedError,
+    *,
+    width: int = _AMPLIFIED_WIDTH,
 ) -> ToeplitzMechanism:
     """The member with the least error under amplification, estimated from draws.
 
@@ -123,11 +128,10 @@ def least_amplified(
         usual: a parameter to compare with.
         largest: the best parameter without amplification.
         error: the estimate.
+        width: of the bracket at which the search ends, in thousandths of ``largest``.
     """
     scale = largest / _AMPLIFIED_UNITS
-    best = least_integer(
-        lambda i: _finite(error, member, i * scale), _AMPLIFIED_GRID, width=_AMPLIFIED_WIDTH
-    )
+    best = least_integer(lambda i: _finite(error, member, i * scale), _AMPLIFIED_GRID, width=width)
     return error.best(member(parameter) for parameter in (best * scale, usual, largest))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import Future
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from threading import Lock
 
+from corrnoise._once import Once
 from corrnoise._progress import Share
 from corrnoise.accounting import Draws
 from corrnoise.mechanisms import Candidate, Family, Mechanism
@@ -28,20 +28,11 @@ class Built:
     """Mechanisms that are built once, whichever thread asks first."""
 
     def __init__(self) -> None:
-        self._found: dict[object, Future[Mechanism]] = {}
-        self._lock = Lock()
+        self._found: Once[Mechanism] = Once(10**6)
 
-    def get(self, key: object, candidate: Candidate) -> Mechanism:
+    def get(self, key: Hashable, candidate: Candidate) -> Mechanism:
         """The mechanism with this key, with the float32 coefficients that are run."""
-        with self._lock:
-            first = key not in self._found
-            future = self._found.setdefault(key, Future())
-        if first:
-            try:
-                future.set_result(candidate.build().in_float32())
-            except BaseException as problem:
-                future.set_exception(problem)
-        return future.result()
+        return self._found.get(key, lambda: candidate.build().in_float32())
 
 
 @dataclass(frozen=True)

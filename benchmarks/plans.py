@@ -2,8 +2,9 @@
 
     python benchmarks/plans.py [--epsilon 2] [--json FILE]
 
-For every ε the planner runs once with its defaults, and its time is measured. The columns then have
-the least error of each sampling, with any memory; what was only estimated there is priced.
+For every ε the planner runs with its defaults in a process of its own, alone and beside two others
+that are busy, and its time is measured. The columns then have the least error of each sampling,
+with any memory; what was only estimated there is priced.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import argparse
 import datetime
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import corrnoise as cn
-from corrnoise import _tables
+from plans_table import about, table
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 9.0)
 RUN: dict[str, Any] = {
@@ -28,22 +31,42 @@ RUN: dict[str, Any] = {
     "momentum": 0.9,
     "decay": 0.9999,
 }
+BUSY = 2
 
 
-def row(epsilon: float) -> dict[str, Any]:
-    """The plan with the defaults, and the best of each sampling."""
+def timed(epsilon: float) -> dict[str, Any]:
+    """The plan with the defaults."""
     start = time.perf_counter()
     plan = cn.plan(epsilon=epsilon, **RUN)
-    seconds = time.perf_counter() - start
-    found: dict[str, Any] = {
+    return {
         "epsilon": epsilon,
         "error": plan.error,
         "label": plan.chosen.label if plan.chosen else "",
         "sampling": plan.sampling.name,
         "kind": plan.calibration.kind,
-        "seconds": seconds,
-        "samplings": {},
+        "seconds": time.perf_counter() - start,
     }
+
+
+def in_a_process(epsilon: float, busy: int = 0) -> dict[str, Any]:
+    """``timed`` in a new process, beside so many that never rest."""
+    loop = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(loop) for _ in range(busy)]
+    try:
+        command = [sys.executable, __file__, "--timed", str(epsilon)]
+        found = subprocess.run(command, check=True, capture_output=True, text=True)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    return json.loads(found.stdout)
+
+
+def row(epsilon: float) -> dict[str, Any]:
+    """The plan with the defaults, and the best of each sampling."""
+    found = in_a_process(epsilon)
+    found["busy_seconds"] = in_a_process(epsilon, BUSY)["seconds"]
+    found["samplings"] = {}
     for name in cn.samplings.names():
         alone = cn.plan(epsilon=epsilon, sampling=name, memory=None, **RUN)
         assert alone.chosen is not None
@@ -56,40 +79,22 @@ def row(epsilon: float) -> dict[str, Any]:
     return found
 
 
-def table(found: dict[str, Any]) -> str:
-    """Errors per unit of clip norm, as Markdown."""
-    names = list(found["rows"][0]["samplings"])
-    rows: list[list[str]] = []
-    for each in found["rows"]:
-        cells = [
-            f"{each['epsilon']:g}",
-            f"{each['error']:.4g} ({each['label']}, {each['sampling']})",
-        ]
-        for name in names:
-            own = each["samplings"][name]
-            stored = f", {own['vectors']} stored" if own["vectors"] else ""
-            cells.append(f"{own['error']:.4g} ({own['label']}{stored})")
-        rows.append([*cells, f"{each['seconds']:.1f}"])
-    columns = [
-        "ε",
-        "planner, nothing stored",
-        *(f"{name}, any memory" for name in names),
-        "seconds",
-    ]
-    return _tables.markdown(columns, rows)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epsilon", type=float, action="append", help="one of them alone")
     parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--timed", type=float, help="the plan of this ε alone, as JSON")
     given = parser.parse_args()
+    if given.timed is not None:
+        print(json.dumps(timed(given.timed)))
+        return
     found = {
         "date": datetime.date.today().isoformat(),
         "cores": os.cpu_count(),
+        "busy": BUSY,
         "rows": [row(epsilon) for epsilon in given.epsilon or EPSILONS],
     }
-    print(table(found))
+    print(f"{table(found)}\n\n{about(found)}")
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

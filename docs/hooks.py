@@ -28,6 +28,7 @@ _TABLES = {
     "tightness": ["tightness.json"],
     "forgetting": ["forgetting.json"],
     "requests": ["requests.json"],
+    "plans": ["plans.json"],
 }
 _STEPS = re.compile(r"<!-- steps: (?P<file>[a-z0-9.-]+) -->")
 

@@ -23,6 +23,8 @@ from corrnoise.workloads import Workload
 Array = npt.NDArray[np.float64]
 # A planner asks for the same mechanism more than once, and many of its requests are alike.
 _FITTED: Once[ToeplitzMechanism] = Once(32)
+# With more derivatives than these, all directions are taken as they are, with steps this small.
+_MOST_NUMBERS, _SMALL = 2 * 10**7, 0.01
 
 
 class _BandedInverse:
@@ -35,20 +37,13 @@ class _BandedInverse:
     """
 
     def __init__(self, center: Array, workload: Workload, over: ErrorKind) -> None:
-        n, series = workload.num_steps, Rational((np.concatenate([[1.0], center]),), ())
-        self.center, self.directions = center, np.eye(center.size)
-        weights = np.sqrt(coefficient_weights(n, over))
-        with np.errstate(over="ignore", invalid="ignore"):
-            c = series.reciprocal
-            metric = _metric(
-                weights * (series * workload.series).coef(n),
-                workload.series.coef(n),
-                weights,
-                p=center.size,
-            ) + _metric(c.coef(n), (c * c).coef(n), np.ones(n), p=center.size)
-        if center.size and np.all(np.isfinite(metric)):
-            metric[np.diag_indices(center.size)] += 1e-10 * np.max(np.diag(metric))
-            self.directions = np.linalg.inv(np.linalg.cholesky(metric)).T
+        self.center, p = center, center.size
+        self.directions = _SMALL * np.eye(p)
+        if 0 < p * workload.num_steps <= _MOST_NUMBERS:
+            metric = _metric_at(center, workload, over)
+            if np.all(np.isfinite(metric)):
+                metric[np.diag_indices(p)] += 1e-10 * np.max(np.diag(metric))
+                self.directions = np.linalg.inv(np.linalg.cholesky(metric)).T
 
     def variables(self, coef: Array) -> Array:
         return np.asarray(np.linalg.solve(self.directions, coef - self.center), np.float64)
@@ -60,8 +55,19 @@ class _BandedInverse:
         return self.directions.T @ factors.numerator[0][1:]
 
 
-def _metric(value: Array, slope: Array, weights: Array, *, p: int) -> Array:
-    """The sum of squared derivatives of value/‖value‖.
+def _metric_at(center: Array, workload: Workload, over: ErrorKind) -> Array:
+    """The sum of the squared derivatives of u/‖u‖ and c/‖c‖."""
+    n, p = workload.num_steps, center.size
+    noising = Rational((np.concatenate([[1.0], center]),), ())
+    weights = np.sqrt(coefficient_weights(n, over))
+    with np.errstate(over="ignore", invalid="ignore"):
+        u, c = weights * (noising * workload.series).coef(n), noising.reciprocal
+        of_error = _metric(u, workload.coef, weights, p)
+        return of_error + _metric(c.coef(n), (c * c).coef(n), np.ones(n), p)
+
+
+def _metric(value: Array, slope: Array, weights: Array, p: int) -> Array:
+    """The sum of the squared derivatives of value/‖value‖.
 
     That of value by the j-th of p coefficients is slope, delayed by j, times weights.
     """

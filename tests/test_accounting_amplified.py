@@ -125,7 +125,8 @@ def test_no_start_is_better_than_the_result_at_any_number_of_bands(num_bands):
     starts = list(amplified._starts(workload, num_bands, error))
     assert [start.name for start in starts] == ["bisr", "bifr", "bifr", "band_inv_mf"]
     power = cn.mechanisms.amplified_bifr(workload, part, num_bands=num_bands, **BUDGET)
-    assert power in starts
+    # That of the search has a γ that is roughly the same.
+    assert error.fresh(starts[2]) == pytest.approx(error.fresh(power), rel=0.005)
     found = cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=num_bands, **BUDGET)
     assert (found.name, found.optimization) == ("band_inv_mf", None)
     assert found.noising_bands == num_bands

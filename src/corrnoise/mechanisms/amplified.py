@@ -30,8 +30,9 @@ from corrnoise.workloads import Workload
 _ROUNDS = 4
 # A start needs no better γ: a bracket of so many thousandths ends the search for it.
 _ROUGHLY = 40
-# A round with a smaller relative gain is the last one.
-_ENOUGH = 1e-3
+# A round with a smaller relative gain is the last one, and is not taken: a search finds what its
+# draws favour, and the estimates that judge it are wrong by about as much.
+_ENOUGH = 2e-3
 # With more bands than this, the optimum with fewer bands is one of the starts.
 _FEW_BANDS = 16
 
@@ -121,9 +122,9 @@ def _improved(best: ToeplitzMechanism, error: AmplifiedError) -> ToeplitzMechani
         found = repriced(best, error.participation, noise)
         # The best start was chosen by the draws of ``error``, which favour it.
         gain = 1.0 - error.fresh(found) / error.fresh(best)
-        best = found if gain > 0.0 else best
         if gain < _ENOUGH:
             break
+        best = found
     return best
 
 

@@ -7,7 +7,7 @@ import oracles
 import pytest
 
 from corrnoise import mechanisms, workloads
-from corrnoise.accounting import balls_in_bins, bins, certificates, low_sums, many_folds
+from corrnoise.accounting import Draws, balls_in_bins, bins, certificates, low_sums, many_folds
 from corrnoise.accounting.balls_in_bins import Shift
 from corrnoise.accounting.few_folds import FewFolds, Tuples
 from corrnoise.accounting.proposals import Pattern
@@ -171,7 +171,7 @@ def test_the_bins_of_a_certificate_follow_from_its_draws(b):
     for stride in range(1, 5):
         fewer = whole.at_most(-(-b // stride))
         samples = certificates._limit(fewer)
-        draws = certificates.Draws(1e-9, samples, 0, None)
+        draws = Draws(1e-9, samples, 0, None)
         assert certificates._search(whole, 1e-6, draws).bins.num_bins == fewer.num_bins
 
 
@@ -182,10 +182,10 @@ def test_more_draws_are_taken_with_fewer_bins_where_that_needs_less_noise(monkey
     monkeypatch.setattr(certificates, "_NUMBERS", 100_000)
     monkeypatch.setattr(certificates, "_MOST_NUMBERS", 1_200_000)
     whole = circle(600, 3.0)
-    draws = certificates.Draws(1e-3, None, 0, None)
+    draws = Draws(1e-3, None, 0, None)
     sigma, found = certificates.certified_noise(whole, 0.1, 1e-6, draws)
     assert found.samples > certificates._limit(whole)
     monkeypatch.setattr(certificates, "_MOST_STRIDE", 1)
     assert certificates.certified_noise(whole, 0.1, 1e-6, draws)[0] > sigma
-    again = certificates.Draws.repeating(found, 1e-6, None)
+    again = Draws.repeating(found, 1e-6, None)
     assert certificates.certified_delta(whole, sigma, 0.1, again)[0] <= 1e-6

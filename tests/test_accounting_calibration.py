@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import corrnoise as cn
-from corrnoise.accounting import balls_in_bins, certain, certificates, gaussian
+from corrnoise.accounting import Draws, balls_in_bins, certain, certificates, gaussian
 from corrnoise.algebra.rational import Rational
 
 CIFAR = cn.Participation(980, 98, 10)
@@ -127,7 +127,7 @@ def test_a_confirmation_widens_and_does_not_fall_to_the_bound(monkeypatch):
     monkeypatch.setattr(certificates.balls_in_bins, "estimates", failing)
     monkeypatch.setattr(certain, "delta", lambda bins, sigma, epsilon: 1.0)
     m = cn.mechanisms.bsr(cn.workloads.prefix_sum(48), num_bands=4)
-    bins, draws = m.bins(12), certificates.Draws.checked(1e-9, 5_000, 0, None)
+    bins, draws = m.bins(12), Draws.checked(1e-9, 5_000, 0, None)
     sigma, found = certificates.certified_noise(bins, 2.0, 1e-5, draws)
     assert found is not None
     assert found.upper <= 1e-5
@@ -138,7 +138,7 @@ def test_a_confirmation_widens_and_does_not_fall_to_the_bound(monkeypatch):
 def test_an_attempt_that_cannot_succeed_ends_early(monkeypatch):
     """After a part of its draws, the same on any number of cores; it certifies nothing."""
     monkeypatch.setattr(certificates, "_DRAWN", {})
-    draws = certificates.Draws.checked(1e-9, 300_000, 0, None)
+    draws = Draws.checked(1e-9, 300_000, 0, None)
     sigma = cn.calibrate(
         MECHANISMS["bsr"], CIFAR, epsilon=2, delta=1e-5, sampling="balls-in-bins", samples=50_000
     ).noise_multiplier

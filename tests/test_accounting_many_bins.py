@@ -8,7 +8,15 @@ import pytest
 from test_accounting_balls_in_bins import bins_of, integrated
 
 from corrnoise import mechanisms, workloads
-from corrnoise.accounting import balls_in_bins, certificates, few_folds, low_sums, many_folds, renyi
+from corrnoise.accounting import (
+    Draws,
+    balls_in_bins,
+    certificates,
+    few_folds,
+    low_sums,
+    many_folds,
+    renyi,
+)
 from corrnoise.accounting.bins import Bins
 from corrnoise.accounting.proposals import Pattern
 
@@ -237,7 +245,7 @@ def test_the_proposal_with_the_least_bound_is_taken():
 def test_certified_noise_is_within_five_percent_for_many_bins(bands, epsilon):
     """Other draws put δ above the target at 5 % less noise, and nowhere above it at the noise."""
     bins, delta = bisr(150, 150, bands), 1e-5
-    draws = certificates.Draws(1e-9, 50_000, 1, None)
+    draws = Draws(1e-9, 50_000, 1, None)
     sigma, found = certificates.certified_noise(bins, epsilon, delta, draws)
     assert found is not None
 
@@ -284,11 +292,11 @@ def test_a_bound_of_a_mean_by_hand():
 
 def test_more_draws_are_taken_where_the_largest_value_is_large():
     bins = bisr(98, 98)
-    search = certificates.Search(bins, 1e-5, certificates.Draws(1e-9, None, 0, None))
+    search = certificates.Search(bins, 1e-5, Draws(1e-9, None, 0, None))
     assert search._number(1e-5) == search.samples == 500_000
     many = certificates.Search(Bins(np.eye(900)), 1e-5, search.draws)
     assert many._number(1e-2) == many.samples == 100_000
     assert many._number(2e-2) == 180_000
     assert many._number(1.0) == 300_000_000 // 900
-    given = certificates.Draws(1e-9, 7_000, 0, None)
+    given = Draws(1e-9, 7_000, 0, None)
     assert certificates.Search(bins, 1e-5, given)._number(1.0) == 7_000

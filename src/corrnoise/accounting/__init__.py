@@ -2,6 +2,6 @@
 
 from corrnoise.accounting import gaussian
 from corrnoise.accounting.balls_in_bins import Estimate
-from corrnoise.accounting.certificates import Draws
+from corrnoise.accounting.draws import Draws
 
 __all__ = ["Draws", "Estimate", "gaussian"]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
 
-from corrnoise import _checks as checks
-from corrnoise import _progress
-from corrnoise._progress import Progress
 from corrnoise.accounting import balls_in_bins, certain, gaussian, many_folds, roots
 from corrnoise.accounting.balls_in_bins import Direction, Estimate
 from corrnoise.accounting.bins import Bins
+from corrnoise.accounting.draws import MOST_ATTEMPTS, NO_ATTEMPT, Draws
 from corrnoise.accounting.proposals import Shape
 
 # The margin that a search leaves for its confirmation, relative to noise or ε, and its tolerance.
@@ -37,9 +35,6 @@ _APART = 0.03
 _SEARCH_PER_LARGEST, _MOST_PART = 25.0, 0.25
 # How often the proposal of a search is chosen anew.
 _RESHAPES = 6
-MOST_ATTEMPTS = 30
-# The attempt of an account that takes no draws.
-NO_ATTEMPT = -1
 # With these settings the standard error of ``estimate_noise`` is about half a percent, and 0.7 %
 # with many bins, where there are fewer draws: as many as this product of draws and bins allows.
 _ESTIMATE_DRAWS, _LEAST_ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 4_000, 2_000, 2e-3
@@ -50,8 +45,6 @@ _NUMBERS, _LEAST_DRAWS, _MOST_DRAWS = 50_000_000, 100_000, 500_000
 _PER_LARGEST, _MOST_NUMBERS = 90.0, 300_000_000
 # Bins that are all alike are thinned out to every so many at most, for more draws.
 _MOST_STRIDE = 4
-# The limits of the number of draws; with the largest one a certificate takes minutes.
-_LEAST_SAMPLES, _MOST_SAMPLES = 1_000, 100_000_000
 # The certificates that this process drew last, by everything that they depend on. A certificate is
 # a function of these alone, so one that is repeated to verify it takes them from here.
 _DRAWN: dict[tuple[object, ...], Estimate] = {}
@@ -61,56 +54,6 @@ _MOST_DRAWN = 256
 Point = Callable[[float], tuple[float, float]]
 # From a direction to the proposal that a search keeps.
 Shapes = Callable[[Direction], Shape]
-
-
-@dataclass(frozen=True)
-class Draws:
-    """How many draws to take, from which seed, at which failure probability.
-
-    Attributes:
-        failure_probability: that of the whole certificate.
-        samples: the number of draws; ``None`` to choose it from the number of bins.
-        seed: their seed.
-        progress: called during a certificate.
-        attempt: the confirmation whose draws ``certified_delta`` takes, or ``NO_ATTEMPT``.
-        enough: a δ below which ``certified_delta`` looks for no smaller one; 0 except to verify.
-    """
-
-    failure_probability: float
-    samples: int | None
-    seed: int
-    progress: Progress | None
-    attempt: int = 1
-    enough: float = 0.0
-
-    @staticmethod
-    def checked(
-        failure_probability: float,
-        samples: int | None,
-        seed: int,
-        progress: Progress | bool | None,
-    ) -> Draws:
-        """Validate the arguments and build the settings, or raise a ``ValueError``."""
-        return Draws(
-            checks.probability("failure_probability", failure_probability),
-            None if samples is None else check_samples(samples),
-            checks.integer("seed", seed, 0),
-            _progress.resolve(progress),
-        )
-
-    @staticmethod
-    def repeating(recorded: Estimate, delta: float, progress: Progress | None) -> Draws:
-        """The draws of a certificate that was recorded, to repeat it at its noise, ε and δ."""
-        if recorded.seed is None:
-            raise ValueError("seed must be recorded to repeat the draws of a certificate, got none")
-        return Draws(
-            2.0 * recorded.failure_probability,
-            recorded.samples,
-            recorded.seed,
-            progress,
-            max(recorded.attempt, 1),
-            delta,
-        )
 
 
 def certified_noise(
@@ -470,9 +413,3 @@ class Search:
     @cached_property
     def _digest(self) -> bytes:
         return hashlib.sha256(self.bins.gram[: self.bins.kinds].tobytes()).digest()
-
-
-def check_samples(samples: object) -> int:
-    """Return ``samples`` as a number of draws, or raise."""
-    found = checks.integer("samples", samples, _LEAST_SAMPLES)
-    return checks.integer("samples", found, _LEAST_SAMPLES, _MOST_SAMPLES)

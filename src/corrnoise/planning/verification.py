@@ -21,7 +21,8 @@ import numpy as np
 
 from corrnoise import _progress
 from corrnoise._progress import Progress
-from corrnoise.accounting import Draws, Estimate, certificates, gaussian
+from corrnoise.accounting import Draws, Estimate, gaussian
+from corrnoise.accounting.draws import NO_ATTEMPT
 from corrnoise.planning.plans import Plan
 from corrnoise.samplings import Calibration, require
 
@@ -81,7 +82,7 @@ def _priced_again(stated: Calibration, progress: Progress | None) -> Calibration
     """The δ of the stated noise at the stated ε, or a δ that is at most the stated one."""
     recorded = stated.estimate
     if recorded is None:
-        draws = Draws(*_UNRECORDED, None, certificates.NO_ATTEMPT, stated.delta)
+        draws = Draws(*_UNRECORDED, None, NO_ATTEMPT, stated.delta)
     else:
         draws = Draws.repeating(recorded, stated.delta, progress)
     return stated.sampling.account(

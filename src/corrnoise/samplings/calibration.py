@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from corrnoise import _checks as checks
 from corrnoise._progress import Progress
 from corrnoise._rounding import rounded_up
-from corrnoise.accounting import Draws, Estimate, certificates, gaussian
+from corrnoise.accounting import Draws, Estimate, gaussian
+from corrnoise.accounting.draws import MOST_ATTEMPTS, check_samples
 from corrnoise.mechanisms import Mechanism
 from corrnoise.participation import Participation
 
@@ -225,14 +226,14 @@ def _estimate(data: object) -> Estimate:
         failure_probability=checks.probability(
             "failure_probability of the estimate", given["failure_probability"]
         ),
-        samples=certificates.check_samples(given["samples"]),
+        samples=check_samples(given["samples"]),
         largest=checks.number("largest", given["largest"], 0.0),
         direction=cast(
             Literal["remove", "add"],
             checks.choice("direction", given["direction"], ("remove", "add")),
         ),
         seed=None if seed is None else checks.integer("seed", seed, 0),
-        attempt=checks.integer("attempt", given["attempt"], 0, certificates.MOST_ATTEMPTS),
+        attempt=checks.integer("attempt", given["attempt"], 0, MOST_ATTEMPTS),
     )
 
 

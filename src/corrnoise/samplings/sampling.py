@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise.accounting import gaussian, roots
-from corrnoise.accounting.certificates import Draws
+from corrnoise.accounting.draws import Draws
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key

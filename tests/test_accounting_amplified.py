@@ -131,6 +131,9 @@ def test_no_start_is_better_than_the_result_at_any_number_of_bands(num_bands):
     assert (found.name, found.optimization) == ("band_inv_mf", None)
     assert found.noising_bands == num_bands
     assert error.fresh(found) <= min(map(error.fresh, starts))
+    # By draws that chose nothing, where estimates of few bins differ by about a percent.
+    other = AmplifiedError.checked(workload, part, seed=1000, **BUDGET)
+    assert other.fresh(found) <= 1.01 * min(map(other.fresh, starts))
 
 
 def test_with_many_bands_the_optimum_with_fewer_is_a_start(monkeypatch):

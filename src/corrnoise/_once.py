@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
-from threading import Lock
-from typing import Generic, TypeVar
+from threading import Lock, RLock
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """Results by key. Who asks for one that is under way waits for it.
+    """Results by key. Who asks for one that is under way waits for it; a failure is not kept.
 
     Args:
         most: results that are kept; the oldest make room.
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._lock = most, Lock()
-        self._found: dict[Hashable, Future[T]] = {}
+        self._most = most
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything; also what a thread is making that a fork has left behind."""
+        self._lock = Lock()
+        self._found: dict[Hashable, T] = {}
+        self._making: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The result with this key, made where it is not known. An error is a result too."""
+        """The result with this key, made where it is not known."""
         with self._lock:
-            first = key not in self._found
-            future = self._found.setdefault(key, Future())
-            while len(self._found) > self._most:
-                del self._found[next(iter(self._found))]
-        if first:
+            if key in self._found:
+                return self._found[key]
+            turn = self._making.setdefault(key, RLock())
+        with turn:
+            if key in self._found:
+                return self._found[key]
             try:
-                future.set_result(make())
-            except BaseException as problem:
-                future.set_exception(problem)
-                if not isinstance(problem, Exception):  # Ctrl-C is no result to keep
-                    with self._lock:
-                        self._found.pop(key, None)
-        return future.result()
+                found = make()
+                with self._lock:
+                    self._found[key] = found
+                    while len(self._found) > self._most:
+                        del self._found[next(iter(self._found))]
+                return found
+            finally:
+                self._making.pop(key, None)

@@ -112,11 +112,12 @@ def estimate_noise(
         return certain.noise(bins, epsilon, delta)
     if samples is None:
         fewer = max(_LEAST_ESTIMATE_DRAWS, _ESTIMATE_NUMBERS // bins.num_bins)
-        samples = effort * min(_ESTIMATE_DRAWS, fewer)
+        samples = min(_ESTIMATE_DRAWS, fewer)
     others = replace(draws, seed=draws.seed + effort - 1)
-    search = Search(bins, delta, others, samples, directions=("remove",))
+    search = Search(bins, delta, others, effort * samples, directions=("remove",))
     most = gaussian.noise_multiplier(epsilon, delta, bins.longest)
-    return search.promising(lambda sigma: (sigma, epsilon), most, _ESTIMATE_TOLERANCE, near)
+    tolerance = _ESTIMATE_TOLERANCE / math.sqrt(effort)
+    return search.promising(lambda sigma: (sigma, epsilon), most, tolerance, near)
 
 
 def _limit(bins: Bins) -> int:

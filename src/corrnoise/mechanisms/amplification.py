@@ -20,6 +20,8 @@ _DRAWS = 4_000
 # Mechanisms this close to the best estimate are estimated again, from seeds that no search uses.
 _CLOSE = 1.02
 _FRESH = (101, 102)
+# The seeds that judge the rounds of a search.
+_JUDGES = (103, 104)
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,22 @@ class AmplifiedError:
         return min(close or tried, key=self.fresh)
 
     def fresh(self, mechanism: ToeplitzMechanism) -> float:
-        """The mean of estimates from other seeds."""
-        return sum(again(mechanism) for again in self._again) / len(self._again)
+        """The mean of estimates from seeds that no search uses."""
+        return self._mean(mechanism, _FRESH)
+
+    def judged(self, mechanism: ToeplitzMechanism) -> float:
+        """The mean of estimates from seeds by which a search goes on or ends."""
+        return self._mean(mechanism, _JUDGES)
+
+    def _mean(self, mechanism: ToeplitzMechanism, seeds: tuple[int, ...]) -> float:
+        return sum(self._others[more](mechanism) for more in seeds) / len(seeds)
 
     @functools.cached_property
-    def _again(self) -> tuple[AmplifiedError, ...]:
-        return tuple(
-            replace(self, seed=self.seed + more, _known={}, _last=list(self._last))
-            for more in _FRESH
-        )
+    def _others(self) -> dict[int, AmplifiedError]:
+        return {
+            more: replace(self, seed=self.seed + more, _known={}, _last=list(self._last))
+            for more in (*_FRESH, *_JUDGES)
+        }
 
     def _estimate(self, mechanism: ToeplitzMechanism) -> float:
         if bins.objection(mechanism.least_entry, self.participation):

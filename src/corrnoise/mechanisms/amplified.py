@@ -121,7 +121,7 @@ def _improved(best: ToeplitzMechanism, error: AmplifiedError) -> ToeplitzMechani
         )
         found = repriced(best, error.participation, noise)
         # The best start was chosen by the draws of ``error``, which favour it.
-        gain = 1.0 - error.fresh(found) / error.fresh(best)
+        gain = 1.0 - error.judged(found) / error.judged(best)
         if gain < _ENOUGH:
             break
         best = found

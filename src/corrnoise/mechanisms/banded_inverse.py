@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import numpy.typing as npt
 
 from corrnoise._once import Once
+from corrnoise._threads import one_blas_thread
 from corrnoise.algebra.rational import Rational
 from corrnoise.mechanisms.errors import ErrorKind, check_kind, coefficient_weights
 from corrnoise.mechanisms.fitting import (
@@ -23,8 +26,11 @@ from corrnoise.workloads import Workload
 Array = npt.NDArray[np.float64]
 # A planner asks for the same mechanism more than once, and many of its requests are alike.
 _FITTED: Once[ToeplitzMechanism] = Once(32)
-# With more derivatives than these, all directions are taken as they are, with steps this small.
-_MOST_NUMBERS, _SMALL = 2 * 10**7, 0.01
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_FITTED.clear)
+# Where there are more derivatives than these, or products of two, all directions are taken as they
+# are, with steps this small.
+_MOST_NUMBERS, _MOST_PRODUCTS, _SMALL = 2 * 10**7, 5 * 10**9, 0.01
 
 
 class _BandedInverse:
@@ -37,22 +43,29 @@ class _BandedInverse:
     """
 
     def __init__(self, center: Array, workload: Workload, over: ErrorKind) -> None:
-        self.center, p = center, center.size
-        self.directions = _SMALL * np.eye(p)
-        if 0 < p * workload.num_steps <= _MOST_NUMBERS:
+        self.center, self.directions = center, None
+        n, p = workload.num_steps, center.size
+        if p > 0 and n * p <= _MOST_NUMBERS and n * p * p <= _MOST_PRODUCTS:
             metric = _metric_at(center, workload, over)
             if np.all(np.isfinite(metric)):
                 metric[np.diag_indices(p)] += 1e-10 * np.max(np.diag(metric))
                 self.directions = np.linalg.inv(np.linalg.cholesky(metric)).T
 
     def variables(self, coef: Array) -> Array:
-        return np.asarray(np.linalg.solve(self.directions, coef - self.center), np.float64)
+        change = coef - self.center
+        if self.directions is None:
+            return change / _SMALL
+        return np.asarray(np.linalg.solve(self.directions, change), np.float64)
 
     def series(self, variables: Array) -> Rational:
-        return Rational((np.concatenate([[1.0], self.center + self.directions @ variables]),), ())
+        change = _SMALL * variables if self.directions is None else self.directions @ variables
+        coef = np.concatenate([[1.0], self.center + change])
+        coef.setflags(write=False)  # a mechanism is shared by all who ask for it
+        return Rational((coef,), ())
 
     def pull_back(self, variables: Array, factors: FactorGradients) -> Array:
-        return self.directions.T @ factors.numerator[0][1:]
+        slope = factors.numerator[0][1:]
+        return _SMALL * slope if self.directions is None else self.directions.T @ slope
 
 
 def _metric_at(center: Array, workload: Workload, over: ErrorKind) -> Array:
@@ -76,9 +89,10 @@ def _metric(value: Array, slope: Array, weights: Array, p: int) -> Array:
     for j in range(min(p, n - 1)):
         delayed[j + 1 :, j] = slope[: n - j - 1]
     delayed *= weights[:, None]
-    square = float(value @ value)
+    length = np.sqrt(np.sum(np.square(value)))
+    value, delayed = value / length, delayed / length
     along = delayed.T @ value
-    return delayed.T @ delayed / square - np.outer(along, along) / square**2
+    return delayed.T @ delayed - np.outer(along, along)
 
 
 def band_inv_mf(
@@ -113,6 +127,7 @@ def band_inv_mf(
     participation.check_steps(workload.num_steps, "workload")
     p, kind = bands(num_bands, workload), check_kind(over)
 
+    @one_blas_thread()  # with sums that do not depend on the number of cores
     def fitted() -> ToeplitzMechanism:
         coef = workload.inverse_sqrt_coef(p)
         parameters = _BandedInverse(coef[1:] / coef[0], workload, kind)
@@ -124,7 +139,7 @@ def band_inv_mf(
             workload,
             participation,
             kind,
-            radius=1.0,
+            radius=0.1,
             trace=trace,
         )
 

@@ -101,6 +101,11 @@ def optimize(
     fit = _Fit(name, parameters, workload, participation, over, trace)
     for start in starts:
         fit.certify(start)
+    if fit.best_error == math.inf:
+        raise OverflowError(
+            f"workload must have an error in the range of floats, but that of {name} is beyond it "
+            "at every start; scale the workload"
+        )
     before = fit.best_error
     status = fit.search(fit.best_variables, fit.attained, radius, _SOLVER.tolerance)
     if not status.tight:
@@ -217,8 +222,8 @@ class _Fit:
                 value, gradient = self.objective(base + scale * s, square, wall)
                 return value, scale * gradient
 
-            solver = replace(_SOLVER, tolerance=tolerance)
-            result = solver.minimize(scaled, np.zeros_like(start), self.report)
+            lbfgs = replace(_SOLVER, tolerance=tolerance)
+            result = lbfgs.minimize(scaled, np.zeros_like(start), self.report)
             point = base + scale * result.point
             if result.iterations >= _FEW or radius < 1e-5:
                 return replace(result, point=point)

@@ -156,11 +156,18 @@ def best_bifr(
 
 
 def best_amplified(
-    workload: Workload, num_bands: int, error: AmplifiedError, largest: float, **search: int
+    workload: Workload,
+    num_bands: int,
+    error: AmplifiedError,
+    largest: float,
+    width: int = searching.AMPLIFIED_WIDTH,
 ) -> ToeplitzMechanism:
-    """The mechanism with the least error under amplification; ``largest`` is γ without it."""
+    """The mechanism with the least error under amplification.
+
+    ``largest`` is γ without it, and ``width`` that of the bracket that ends the search for γ.
+    """
     return searching.least_amplified(
-        lambda gamma: _member(workload, num_bands, gamma), _SQUARE_ROOT, largest, error, **search
+        lambda gamma: _member(workload, num_bands, gamma), _SQUARE_ROOT, largest, error, width
     )
 
 

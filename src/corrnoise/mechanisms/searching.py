@@ -18,7 +18,7 @@ MILLION = 10**6
 _GRID = range(0, MILLION + 1, MILLION // 40)
 # Under amplification an evaluation takes a fraction of a second: fewer points, a shorter search.
 _AMPLIFIED_UNITS, _AMPLIFIED_GRID = 1000, (0, 500, 750, 900, 1000)
-_AMPLIFIED_WIDTH = 12
+AMPLIFIED_WIDTH = 12
 
 Member = Callable[[float], ToeplitzMechanism]
 Error = Callable[[ToeplitzMechanism], float]
@@ -115,8 +115,7 @@ def least_amplified(
     usual: float,
     largest: float,
     error: AmplifiedError,
-    *,
-    width: int = _AMPLIFIED_WIDTH,
+    width: int = AMPLIFIED_WIDTH,
 ) -> ToeplitzMechanism:
     """The member with the least error under amplification, estimated from draws.
 

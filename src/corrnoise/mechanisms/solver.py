@@ -76,6 +76,8 @@ class Solver:
         )
 
 
+# A step is shortened so often at most, by this factor, until the function falls by this part of
+# what its slope promises.
 _TRIES, _SHORTER, _DECREASE = 5, 0.3, 1e-4
 
 

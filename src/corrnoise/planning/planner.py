@@ -259,16 +259,21 @@ def _priced(problems: Sequence[_Problem]) -> Iterator[Priced]:
 
 
 def _estimate_again(priced: list[Priced], pricings: Mapping[str, Pricing]) -> None:
-    """Estimate anew what is close to the least error, where that is an estimate."""
-    usable = [p for p in priced if p.available and p.mechanism is not None]
-    least = min((p.error for p in usable), default=math.inf)
-    close = [p for p in usable if p.error <= _CLOSE * least]
-    estimated = [p for p in close if p.calibration is None]
-    if len(close) > 1:
+    """Estimate anew what is close to the least error, until all that is close was."""
+    known: set[int] = set()
+    while True:
+        usable = [i for i, p in enumerate(priced) if p.available and p.mechanism is not None]
+        least = min((priced[i].error for i in usable), default=math.inf)
+        close = [i for i in usable if priced[i].error <= _CLOSE * least]
+        left = [i for i in close if i not in known and priced[i].calibration is None]
+        if not left or len(close) == 1:
+            return
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            again = pool.map(lambda p: pricings[p.alternative.sampling].again(p), estimated)
-            for each, found in zip(estimated, again, strict=True):
-                priced[priced.index(each)] = found
+            asked = [(pricings[priced[i].alternative.sampling], priced[i]) for i in left]
+            found = pool.map(lambda each: each[0].again(each[1]), asked)
+            for i, each in zip(left, found, strict=True):
+                priced[i] = each
+        known.update(left)
 
 
 def _certify_the_best(priced: list[Priced], pricings: Mapping[str, Pricing], share: Share) -> None:

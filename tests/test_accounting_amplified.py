@@ -174,7 +174,7 @@ def test_the_search_descends_from_the_best_starts(monkeypatch):
     ranked = sorted(error(start) for start in amplified._starts(workload, 3, error))
     seen = []
     monkeypatch.setattr(
-        amplified, "_improved", lambda start, error: seen.append(error(start)) or start
+        amplified, "_descents", lambda start, error: seen.append(error(start)) or [start]
     )
     cn.mechanisms.amplified_band_inv_mf(workload, part, num_bands=3, **BUDGET)
     # An estimate begins near the one before it, so its last digits depend on the order.

@@ -30,9 +30,10 @@ from corrnoise.workloads import Workload
 _ROUNDS = 4
 # A start needs no better γ: a bracket of so many thousandths ends the search for it.
 _ROUGHLY = 40
-# A round with a smaller relative gain is the last one, and is not taken: a search finds what its
-# draws favour, and the estimates that judge it are wrong by about as much.
+# A round with a smaller relative gain is the last one: estimates are wrong by about as much.
 _ENOUGH = 2e-3
+# The gain over all starts that a result has to have.
+_CLEARLY = 1e-3
 # With more bands than this, the optimum with fewer bands is one of the starts.
 _FEW_BANDS = 16
 
@@ -78,8 +79,12 @@ def amplified_band_inv_mf(
     # Two closed forms may agree; with the same coefficients they are one start.
     starts = {m.noising_coef.tobytes(): m for m in _starts(workload, num_bands, error)}
     ranked = sorted((m for m in starts.values() if error(m) < math.inf), key=error)
-    found = [_improved(start, error) for start in ranked[:descents]]
-    return replace(error.best([*found, *starts.values()]), name="band_inv_mf", optimization=None)
+    found = [each for start in ranked[:descents] for each in _descents(start, error)]
+    start = error.best(starts.values())
+    best = error.best([*found, start])
+    # A descent fits its own draws too, and a start does not.
+    chosen = best if error.fresh(best) < (1.0 - _CLEARLY) * error.fresh(start) else start
+    return replace(chosen, name="band_inv_mf", optimization=None)
 
 
 def _starts(
@@ -108,8 +113,8 @@ def _starts(
     yield ToeplitzMechanism("band_inv_mf", workload, Rational((wide,), ()))
 
 
-def _improved(best: ToeplitzMechanism, error: AmplifiedError) -> ToeplitzMechanism:
-    """The best mechanism that a few descents find, each with fresh draws."""
+def _descents(best: ToeplitzMechanism, error: AmplifiedError) -> Iterator[ToeplitzMechanism]:
+    """Mechanisms that a few descents find, each with fresh draws from the one before."""
     for number in range(_ROUNDS):
         noise = AmplifiedNoise(
             best.strategy_coef,
@@ -120,12 +125,11 @@ def _improved(best: ToeplitzMechanism, error: AmplifiedError) -> ToeplitzMechani
             seed=error.seed + number,
         )
         found = repriced(best, error.participation, noise)
+        yield found
         # The best start was chosen by the draws of ``error``, which favour it.
-        gain = 1.0 - error.judged(found) / error.judged(best)
-        if gain < _ENOUGH:
-            break
+        if error.judged(found) > (1.0 - _ENOUGH) * error.judged(best):
+            return
         best = found
-    return best
 
 
 # Numbers of bands that a planner tries; and those optimised under amplification, with the n·b up to

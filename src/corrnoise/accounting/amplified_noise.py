@@ -112,7 +112,7 @@ class AmplifiedNoise:
                 break
         else:
             return unknown
-        by_products = found.by_products.astype(np.float32)
+        by_products = found.by_products.astype(self.normals.dtype)
         by_means = self.normals.T @ by_products + means @ (found.by_gram + found.by_gram.T)
         slope = self._by_coef(by_means) / -found.by_log_sigma
         self.last = strategy_coef, log_sigma, slope
@@ -121,7 +121,7 @@ class AmplifiedNoise:
 
     def _products(self, means: Array) -> Array:
         """The inner products of each draw of z with the means."""
-        return (self.normals @ means.astype(np.float32)).astype(np.float64)
+        return (self.normals @ means.astype(self.normals.dtype)).astype(np.float64)
 
     def _at(self, log_sigma: float, gram: Array, products: Array) -> _Slopes | None:
         """Log δ and its derivatives; ``None`` where too few draws are effective."""

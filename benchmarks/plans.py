@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import corrnoise as cn
+from corrnoise import _files
 from plans_table import about, table
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 9.0)
@@ -50,7 +51,8 @@ def timed(epsilon: float) -> dict[str, Any]:
 
 def in_a_process(epsilon: float, busy: int = 0) -> dict[str, Any]:
     """``timed`` in a new process, beside so many that never rest."""
-    loop = [sys.executable, "-c", "while True: pass"]
+    until = "import os; ours = os.getppid()\nwhile os.getppid() == ours: pass"  # or we are killed
+    loop = [sys.executable, "-c", until]
     others = [subprocess.Popen(loop) for _ in range(busy)]
     try:
         command = [sys.executable, __file__, "--timed", str(epsilon)]
@@ -96,7 +98,7 @@ def main() -> None:
     }
     print(f"{table(found)}\n\n{about(found)}")
     if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        _files.write(given.json, json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

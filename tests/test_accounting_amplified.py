@@ -160,15 +160,15 @@ def test_what_the_draws_of_a_search_flatter_is_not_taken(monkeypatch):
     asked = []
 
     def estimate(self, mechanism):
-        asked.append(self.seed)
+        asked.append((self.seed, self.samples))
         power = round(-mechanism.noising_coef[1], 1)
         return errors[power][self.seed > 0]
 
     monkeypatch.setattr(AmplifiedError, "_estimate", estimate)
     assert error(flattered) < error(bisr)
     assert error.best([flattered, bisr, far]) is bisr
-    # Each of them once, and what is close twice more, from seeds that a search does not reach.
-    assert sorted(asked) == [0, 0, 0, 101, 101, 102, 102]
+    # Each of them once, and what is close once more, from a seed that a search does not reach.
+    assert sorted(asked) == [(0, 4_000)] * 3 + [(101, 16_000)] * 2
 
 
 def test_the_search_descends_from_the_best_starts(monkeypatch):

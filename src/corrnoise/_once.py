@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from threading import Lock, RLock
 from typing import Any, Generic, TypeVar
@@ -13,10 +14,10 @@ class Once(Generic[T]):
     """Results by key. Who asks for one that is under way waits for it; a failure is not kept.
 
     Args:
-        most: results that are kept; the oldest make room.
+        most: results that are kept; the oldest make room. All are by default.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: float = math.inf) -> None:
         self._most = most
         self.clear()
 

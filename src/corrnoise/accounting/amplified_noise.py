@@ -10,7 +10,7 @@ which is unbiased and smooth almost everywhere: it is a function of the inner pr
 with each other and with the z_i. Only two products are large, one with the n×N matrix of the z_i
 and one for the gradient: O(nbN), in single precision. σ solves δ(σ, C) = δ by Newton's method in
 the logarithms, and its gradient follows from that of δ by the implicit function theorem. Newton's
-method begins where the gradient of the call before predicts σ.
+method begins where the gradient at the first strategy predicts σ.
 
 More than 500 bins are thinned out, as in ``bins``. A C with a coefficient below 0, for which there
 is no analysis, and one so far from the first that few draws count, need infinite noise. Only the
@@ -90,8 +90,12 @@ class AmplifiedNoise:
         log_sigma = math.log(noise_multiplier)
         first = self._at(log_sigma, gram, self._products(means))
         self.fewest = _FEWEST * first.draws if first is not None else math.inf
-        # The last C with finite noise, its log σ, and the gradient of log σ.
-        self.last = strategy_coef, log_sigma, np.zeros(n)
+        # The first C, its log σ, and the gradient of log σ there.
+        self.first = strategy_coef, log_sigma, np.zeros(n)
+        squared, gradient = self(strategy_coef)
+        if squared < math.inf:
+            slope = gradient / (2.0 * squared)
+            self.first = strategy_coef, 0.5 * math.log(squared), slope
 
     def __call__(self, strategy_coef: Array) -> tuple[float, Array]:
         """The σ² at which δ is met, and its gradient in the coefficients of C; or infinity."""
@@ -100,7 +104,7 @@ class AmplifiedNoise:
             return unknown
         means = self._means(strategy_coef)
         gram, products = means.T @ means, self._products(means)
-        coef, log_sigma, slope = self.last
+        coef, log_sigma, slope = self.first
         log_sigma += float(slope @ (strategy_coef - coef))
         for _ in range(_NEWTON_STEPS):
             found = self._at(log_sigma, gram, products)
@@ -114,10 +118,8 @@ class AmplifiedNoise:
             return unknown
         by_products = found.by_products.astype(self.normals.dtype)
         by_means = self.normals.T @ by_products + means @ (found.by_gram + found.by_gram.T)
-        slope = self._by_coef(by_means) / -found.by_log_sigma
-        self.last = strategy_coef, log_sigma, slope
         squared = math.exp(2.0 * log_sigma)
-        return squared, 2.0 * squared * slope
+        return squared, self._by_coef(by_means) * (-2.0 * squared / found.by_log_sigma)
 
     def _products(self, means: Array) -> Array:
         """The inner products of each draw of z with the means."""

@@ -17,11 +17,10 @@ from corrnoise.workloads import Workload
 _FAILURE_PROBABILITY = 1e-9
 # The draws of an estimate; its standard error is about half a percent.
 _DRAWS = 4_000
-# Mechanisms this close to the best estimate are estimated again, from seeds that no search uses.
-_CLOSE = 1.02
-_FRESH = (101, 102)
-# The seeds that judge the rounds of a search.
-_JUDGES = (103, 104)
+# Mechanisms this close to the best estimate are estimated again, from so many times more draws.
+_CLOSE, _MORE = 1.02, 4
+# What is added to the seed for draws that no search uses, and for those that end a search.
+_FRESH, _JUDGE = 101, 102
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,14 @@ class AmplifiedError:
         epsilon: ε of the run.
         delta: δ of the run.
         seed: the seed of the draws.
+        samples: their number.
     """
 
     participation: Participation
     epsilon: float
     delta: float
     seed: int
+    samples: int = _DRAWS
     _known: dict[bytes, float] = field(
         default_factory=dict[bytes, float], compare=False, repr=False
     )
@@ -78,30 +79,26 @@ class AmplifiedError:
         """The mechanism with the least error, by draws that no search has seen.
 
         A search finds what its draws favour. So of all mechanisms that are close to the least
-        estimate, the one with the least mean of fresh estimates is taken.
+        estimate, the one with the least fresh estimate is taken.
         """
         tried = list(mechanisms)
         least = min(map(self, tried))
         close = [m for m in tried if self(m) <= _CLOSE * least]
         return min(close or tried, key=self.fresh)
 
-    def fresh(self, mechanism: ToeplitzMechanism) -> float:
-        """The mean of estimates from seeds that no search uses."""
-        return self._mean(mechanism, _FRESH)
-
-    def judged(self, mechanism: ToeplitzMechanism) -> float:
-        """The mean of estimates from seeds by which a search goes on or ends."""
-        return self._mean(mechanism, _JUDGES)
-
-    def _mean(self, mechanism: ToeplitzMechanism, seeds: tuple[int, ...]) -> float:
-        return sum(self._others[more](mechanism) for more in seeds) / len(seeds)
+    @functools.cached_property
+    def fresh(self) -> AmplifiedError:
+        """The same from more draws, which no search uses."""
+        return self._other(_FRESH)
 
     @functools.cached_property
-    def _others(self) -> dict[int, AmplifiedError]:
-        return {
-            more: replace(self, seed=self.seed + more, _known={}, _last=list(self._last))
-            for more in (*_FRESH, *_JUDGES)
-        }
+    def judge(self) -> AmplifiedError:
+        """The same from more draws, by which a search goes on or ends."""
+        return self._other(_JUDGE)
+
+    def _other(self, more: int) -> AmplifiedError:
+        seed, samples = self.seed + more, _MORE * self.samples
+        return replace(self, seed=seed, samples=samples, _known={}, _last=list(self._last))
 
     def _estimate(self, mechanism: ToeplitzMechanism) -> float:
         if bins.objection(mechanism.least_entry, self.participation):
@@ -110,7 +107,7 @@ class AmplifiedError:
         draws = Draws.checked(_FAILURE_PROBABILITY, None, self.seed, None)
         near = self._last[0] * means.longest if self._last else None
         noise = certificates.estimate_noise(
-            means, self.epsilon, self.delta, draws, samples=_DRAWS, near=near
+            means, self.epsilon, self.delta, draws, samples=self.samples, near=near
         )
         self._last[:] = [noise / means.longest]
         return noise * mechanism.decoder_rms

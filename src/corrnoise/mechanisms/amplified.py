@@ -127,7 +127,7 @@ def _descents(best: ToeplitzMechanism, error: AmplifiedError) -> Iterator[Toepli
         found = repriced(best, error.participation, noise)
         yield found
         # The best start was chosen by the draws of ``error``, which favour it.
-        if error.judged(found) > (1.0 - _ENOUGH) * error.judged(best):
+        if error.judge(found) > (1.0 - _ENOUGH) * error.judge(best):
             return
         best = found
 

@@ -38,8 +38,7 @@ class _BandedInverse:
 
     In v the error and the first column of C change about alike in all directions, so that a search
     needs few steps: with u = AC⁻¹ weighted as the error is, directions·directionsᵀ is the inverse
-    of the sum of the squared derivatives of u/‖u‖ and c/‖c‖ at the center. Without it the curvature
-    of the error differs by a factor of 10⁴ (p = 4) to 10⁷ (p = 64).
+    of the sum of the squared derivatives of u/‖u‖ and c/‖c‖ at the center.
     """
 
     def __init__(self, center: Array, workload: Workload, over: ErrorKind) -> None:

@@ -51,7 +51,8 @@ _TIGHT = 5e-4
 _SOLVER = Solver(memory=40, iterations=600, tolerance=1e-12)
 # Of a descent with estimates: in coordinates of unit curvature they are good for about that far.
 _ROUGH_RADIUS, _ROUGH_ITERATIONS, _ROUGH_TOLERANCE = 0.2, 15, 1e-5
-# Of the certified bound, and the tolerance of the search with each.
+# Of the certified bound, and the tolerance of the search with each. The first is the way to the
+# second, and the last has kinks, where a line search hardly gains.
 _SMOOTHINGS = {1e-3: 1e-7, 1e-5: 1e-11, 0.0: 1e-9}
 
 

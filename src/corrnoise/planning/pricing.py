@@ -28,7 +28,7 @@ class Built:
     """Mechanisms that are built once, whichever thread asks first."""
 
     def __init__(self) -> None:
-        self._found: Once[Mechanism] = Once(10**6)
+        self._found: Once[Mechanism] = Once()
 
     def get(self, key: Hashable, candidate: Candidate) -> Mechanism:
         """The mechanism with this key, with the float32 coefficients that are run."""

@@ -7,16 +7,20 @@
 
 The encoder, its frozen embeddings, the tokens and the reviews are those of the paper's table
 (papers/back_to_square_roots/imdb.py): 25,000 reviews, 4 epochs of batches of 512, a rate that rises
-in the first tenth of the steps and then falls linearly to 0. The model runs in bfloat16, as a CUDA
-graph. Plans, tokens and finished runs are kept in CORRNOISE_CACHE, and a call that is cut off loses
-the runs that were under way.
+in the first tenth of the steps. The model runs in bfloat16, as a CUDA graph. Plans, tokens and
+finished runs are kept in CORRNOISE_CACHE, and a call that is cut off loses the runs that were under
+way.
 
-Every method is tuned alike, one seed, on 2,500 reviews that it is not trained on: four rates at
-clip norm 1; beyond an end of the ladder where that end is the best, twice at most; then clip norms
-10 and 0.1 at the best rate. Rates of SGD are multiples of ``training.default_rate``, and Adam's
-steps do not depend on the scale of gradients, so a rate means the same at every clip norm. Three
-other seeds then train on all reviews. The search is not part of ε. LoRA has rank 8 on queries and
-values, and trains the head; it needs peft, which may lie on PYTHONPATH.
+Every method is tuned alike on 2,500 reviews that it is not trained on. Rates that fall
+linearly to 0 come first: two rungs of a ladder at clip norm 1, and on beyond an end where that end
+is the best; then clip norms 10 and 0.1 at the best rate. Then rates that stay, with the average of
+the weights over the last tenth of the steps: half of the best rate, which moves the weights as far,
+and half a rung to each side. The two best of all are then trained with a second seed, and the mean
+of both decides: 2,500 reviews tell accuracy to about 0.7 points. Rates of SGD are multiples of
+``training.default_rate``, and Adam's steps do not depend on the scale of gradients, so a rate means
+the same at every clip norm. Three other seeds then train on all reviews. The search is not part of
+ε. LoRA has rank 8 on queries and values, and trains the head; it needs peft, which may lie on
+PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import os
 import time
 import warnings
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -44,12 +48,13 @@ import imdb_table
 from cifar_headline_runs import graph_size
 from corrnoise import _files
 from corrnoise.apps import training
+from corrnoise.apps.averaging import Average
 from corrnoise.apps.datasets import Tensors, whole_batch
 from corrnoise.torch import AdamW, PrivacyEngine
 
 DELTA, MOMENTUM, DECAY = 1e-5, 0.9, 0.01
 EPSILONS, PARTS = (9.0, 2.0, 0.5), ("full", "lora")
-WARM_UP = 0.1  # of the steps
+WARM_UP, AVERAGED = 0.1, 0.1  # of the steps
 # name: (optimizer, mechanisms, sampling)
 METHODS: dict[str, tuple[str, list[str] | None, str]] = {
     "AdamW, planner's choice": ("adamw", None, "best"),
@@ -57,14 +62,16 @@ METHODS: dict[str, tuple[str, list[str] | None, str]] = {
     "SGD, planner's choice": ("sgd", None, "best"),
     "SGD, DP-SGD Poisson": ("sgd", ["dp_sgd"], "poisson"),
 }
-# The first four rates of the ladder, and the factor between them.
+# The rate of rung 0 of the ladder, and the factor between rungs.
 LADDERS = {
     ("adam", "full"): (2e-4, 2.0),
     ("adam", "lora"): (1e-3, 2.0),
     ("sgd", "full"): (2.0, 2.0),
     ("sgd", "lora"): (0.5, 2.0),
 }
-TRIED, MORE, CLIPS, SEEDS = 4, 2, (10.0, 0.1), 3
+# Rungs that are tried first, and those where a search ends.
+FIRST, ENDS, CLIPS, AGAIN, SEEDS = (2, 3), (-2, 7), (10.0, 0.1), 2, 3
+FALLS, STAYS = "falls", "stays"  # what a rate does
 _PLANS: dict[str, cn.Plan] = {}  # each is verified once in a process
 
 
@@ -86,16 +93,19 @@ class Training:
     """A run: ``rate`` is the number of a rung of the ladder, and a seed below 0 tunes."""
 
     case: Case
-    rate: int
+    rate: float
     clip_norm: float
     seed: int
+    schedule: str = FALLS
 
     @property
     def name(self) -> str:
         case = self.case
+        seed = {-1: "tuning", -2: "tuning again"}.get(self.seed, str(self.seed))
         return (
-            f"text run {case.epsilon:g} {case.part} {case.method} rung {self.rate + 10} "
-            f"clip {self.clip_norm:g} seed {self.seed if self.seed >= 0 else 'tuning'}.json"
+            f"text run {case.epsilon:g} {case.part} {case.method} rung {self.rate + 10:g} "
+            f"{'' if self.schedule == FALLS else self.schedule + ' '}"
+            f"clip {self.clip_norm:g} seed {seed}.json"
         )
 
 
@@ -162,9 +172,10 @@ def make_optimizer(run: Training, plan: cn.Plan, params: list[Any]) -> Any:
     return (AdamW if kind == "adamw" else torch.optim.AdamW)(params, lr=rate, weight_decay=DECAY)
 
 
-def rate_at(num_steps: int, step: int) -> float:
+def rate_at(schedule: str, num_steps: int, step: int) -> float:
     """The part of the learning rate that a step has."""
-    return min(1.0, (step + 1) / (WARM_UP * num_steps)) * (1.0 - step / num_steps)
+    left = 1.0 - step / num_steps if schedule == FALLS else 1.0
+    return min(1.0, (step + 1) / (WARM_UP * num_steps)) * left
 
 
 def train(run: Training, smoke: bool) -> dict[str, Any]:
@@ -186,7 +197,7 @@ def _train(run: Training, smoke: bool) -> dict[str, Any]:
     if tuning:
         kept = Tensors(data.train.inputs[:-held], data.train.labels[:-held])
         test = Tensors(data.train.inputs[-held:], data.train.labels[-held:])
-    net = network(run.case.part, 100 if tuning else run.seed).to(device)
+    net = network(run.case.part, 99 - run.seed if tuning else run.seed).to(device)
     params = [param for param in net.parameters() if param.requires_grad]
     optimizer = make_optimizer(run, plan, params)
     engine = PrivacyEngine()
@@ -205,13 +216,18 @@ def _train(run: Training, smoke: bool) -> dict[str, Any]:
         return nn.functional.cross_entropy(found.float(), labels)
 
     step = engine.step_function(loss_of, size=graph_size(plan))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(rate_at, plan.num_steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, partial(rate_at, run.schedule, plan.num_steps)
+    )
+    average = Average(params, plan.num_steps, AVERAGED if run.schedule == STAYS else 0.0)
     start = time.perf_counter()
     while engine.steps_taken < plan.num_steps:
         for batch in loader:
             step(*batch)
             schedule.step()
-    loss, right = training.evaluate(net, test.to(device), batch_size=1024)
+            average.update()
+    with average.weights():
+        loss, right = training.evaluate(net, test.to(device), batch_size=1024)
     return {
         **asdict(run),
         "learning_rate": schedule.base_lrs[0],
@@ -246,21 +262,30 @@ def tuned(case: Case) -> tuple[list[Training], Training | None, dict[Training, f
         found.update({run: got["accuracy"] for run, got in results.items() if got is not None})
         return [run for run, got in results.items() if got is None]
 
-    rungs = list(range(TRIED))
-    for _ in range(MORE + 1):
-        left = split([Training(case, rung, 1.0, -1) for rung in rungs])
+    split([Training(case, rung, 1.0, -1) for rung in range(ENDS[0], ENDS[1] + 1)])
+    rungs = {*FIRST, *(int(run.rate) for run in found)}
+    while True:
+        left = split([Training(case, rung, 1.0, -1) for rung in sorted(rungs)])
         if left:
             return left, None, found
         best = max(found, key=found.__getitem__)
-        if best.rate == max(rungs) and len(rungs) < TRIED + MORE:
-            rungs.append(best.rate + 1)
-        elif best.rate == min(rungs) and len(rungs) < TRIED + MORE:
-            rungs.append(best.rate - 1)
-        else:
+        beside = {int(best.rate) + side for side in (-1, 1)}
+        if not (beside := {r for r in beside - rungs if ENDS[0] <= r <= ENDS[1]}):
             break
-    best = max(found, key=found.__getitem__)
+        rungs |= beside
     left = split([Training(case, best.rate, clip, -1) for clip in CLIPS])
-    return left, None if left else max(found, key=found.__getitem__), found
+    if left:
+        return left, None, found
+    best = max(found, key=found.__getitem__)
+    halves = (best.rate - 1.5, best.rate - 1.0, best.rate - 0.5)
+    left = split([Training(case, rung, best.clip_norm, -1, STAYS) for rung in halves])
+    if left:
+        return left, None, found
+    first = sorted(found, key=found.__getitem__, reverse=True)[:AGAIN]
+    second = {run: replace(run, seed=-2) for run in first}
+    if left := split(list(second.values())):
+        return left, None, found
+    return [], max(first, key=lambda run: found[run] + found[second[run]]), found
 
 
 def open_runs(cases: list[Case]) -> list[Training]:
@@ -269,7 +294,7 @@ def open_runs(cases: list[Case]) -> list[Training]:
     for case in cases:
         left, best, _ = tuned(case)
         if best is not None:
-            every = [Training(case, best.rate, best.clip_norm, seed) for seed in range(SEEDS)]
+            every = [replace(best, seed=seed) for seed in range(SEEDS)]
             left = [run for run in every if finished(run) is None]
         runs += left
     return runs
@@ -302,11 +327,18 @@ def results(cases: list[Case]) -> list[dict[str, Any]]:
         _, best, tried = tuned(case)
         if best is None:
             continue
-        every = [Training(case, best.rate, best.clip_norm, seed) for seed in range(SEEDS)]
-        runs = [got for run in every if (got := finished(run)) is not None]
+        every = [replace(best, seed=seed) for seed in range(SEEDS)]
+        runs = [{**asdict(run), **got} for run in every if (got := finished(run)) is not None]
         if runs:
             tuning = [
-                {"rate": t.rate, "clip_norm": t.clip_norm, "held_out": v} for t, v in tried.items()
+                {
+                    "rate": run.rate,
+                    "schedule": run.schedule,
+                    "clip_norm": run.clip_norm,
+                    "seed": run.seed,
+                    "held_out": accuracy,
+                }
+                for run, accuracy in tried.items()
             ]
             rows.append({**asdict(case), "tried": tuning, "runs": runs})
     return rows

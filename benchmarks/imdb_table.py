@@ -8,7 +8,7 @@ from typing import Any
 from corrnoise import _tables
 
 POISSON = "DP-SGD Poisson"
-_COLUMNS = ("ε", "trained", "method", "learning rate", "clip norm", "test accuracy", "seeds")
+_COLUMNS = ("ε", "trained", "method", "rate", "which", "clip norm", "test accuracy", "seeds")
 
 
 def table(found: dict[str, Any]) -> str:
@@ -27,6 +27,7 @@ def table(found: dict[str, Any]) -> str:
                 row["part"],
                 row["method"],
                 f"{best['learning_rate']:.2g}",
+                best["schedule"],
                 f"{best['clip_norm']:g}",
                 f"{shown} %",
                 str(len(runs)),

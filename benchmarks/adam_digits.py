@@ -36,7 +36,7 @@ from corrnoise import _files
 from corrnoise.torch import Adam, PrivacyEngine
 from corrnoise.torch.gradient_noise import GradientNoise
 
-BETA1, BETA2 = 0.9, 0.999
+EPSILON, BETA1, BETA2 = 3.0, 0.9, 0.999
 RATES = (1e-3, 1e-2)
 Split = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -54,7 +54,7 @@ def plan_for(mechanism: str | None, sampling: str, num_examples: int, epochs: in
         num_examples=num_examples,
         batch_size=digits.BATCH,
         epochs=epochs,
-        epsilon=digits.EPSILON,
+        epsilon=EPSILON,
         delta=digits.DELTA,
         momentum=BETA1,
         sampling=sampling,
@@ -82,7 +82,7 @@ def stock(rate: float, seed: int, split: Split, epochs: int) -> float:
         module=net,
         optimizer=torch.optim.Adam(net.parameters(), lr=rate),
         data_loader=DataLoader(TensorDataset(*split[:2]), batch_size=digits.BATCH),
-        target_epsilon=digits.EPSILON,
+        target_epsilon=EPSILON,
         target_delta=digits.DELTA,
         epochs=epochs,
         max_grad_norm=digits.CLIP,
@@ -176,7 +176,7 @@ def run(epochs: int, seeds: int) -> dict[str, Any]:
         rows.append({"method": method, "accuracy": found, "seconds": seconds})
         print(json.dumps(rows[-1]), flush=True)
     return {
-        "epsilon": digits.EPSILON,
+        "epsilon": EPSILON,
         "delta": digits.DELTA,
         "epochs": epochs,
         "seeds": seeds,

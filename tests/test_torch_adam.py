@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from training import KEY, model, private, train, weights
 
 import corrnoise as cn
 from corrnoise.algebra import toeplitz
 from corrnoise.torch import Adam, AdamW, PrivacyEngine, workload_of
+from corrnoise.torch.adam import _Known
 from corrnoise.torch.gradient_noise import GradientNoise
 
 N, BETA1, BETA2, SCALE = 40, 0.8, 0.95, 0.3
@@ -101,6 +104,77 @@ def test_noise_that_dominates_makes_one_denominator_for_all():
     moved, optimizer = run(lambda p: Adam(p, lr=1.0, betas=(0.0, 0.9)), steps=1, noise=noise)
     grads = torch.cat([p.grad.reshape(-1) for p in optimizer.param_groups[0]["params"]])
     assert torch.allclose((start - moved) * noise.independent(0.0), grads, rtol=1e-2, atol=1e-2)
+
+
+def moved(gradients, mechanism, count, *, scale=1.0, seed=0):
+    """How far each step of Adam at rate 1 moves the coordinates of one tensor, and the noise."""
+    noise = GradientNoise(mechanism, scale)
+    rows = scale * mechanism.noising_matrix(count)
+    drawn = torch.from_numpy(
+        rows @ np.random.default_rng(seed).normal(size=(count, *gradients.shape))
+    )
+    param = nn.Parameter(torch.zeros(gradients.shape))
+    optimizer = Adam([param], lr=1.0, betas=(BETA1, 0.999), eps=0.0)
+    optimizer.know_noise(noise)
+    steps, before = [], param.detach().clone()
+    for step in range(count):
+        param.grad = (gradients + drawn[step]).float()
+        optimizer.step()
+        steps.append(before - param.detach())
+        before = param.detach().clone()
+    return torch.stack(steps), noise
+
+
+LONG = cn.mechanisms.band_inv_mf(
+    cn.workloads.sgd(200, momentum=BETA1), cn.Participation(200, 50, 4), num_bands=8
+)
+
+
+@pytest.mark.parametrize("times", [0.2, 1.0, 4.0, 8.0, 30.0])
+def test_a_tensor_takes_steps_of_the_learning_rate_at_most(times):
+    """Equal gradients of some times e in 768 coordinates: lost in the noise of one of them."""
+    e = GradientNoise(LONG, 1.0).independent(BETA1)
+    assert GradientNoise(LONG, 1.0).second_moment(0.999)[-1] > 25 * e**2
+    steps, _ = moved(torch.full((768,), times * e, dtype=torch.float64), LONG, 200)
+    mean = float(steps[100:].mean())
+    exact = times / (1.0 + times**2) ** 0.5
+    # What is below the threshold is left out: half as much again at most, where it is the most.
+    assert 0.9 * exact <= mean <= min(1.1 * times, 1.5 * exact)
+
+
+def test_noise_alone_divides_by_the_same_number_everywhere():
+    """Tensors of noise alone exceed three standard deviations of their mean at most as often.
+
+    One tensor does with probability 0.0014 where its mean is normal, so 4 of 100 with 2e-6.
+    """
+    unequal = 0
+    for seed in range(100):
+        steps, noise = moved(torch.zeros(64, dtype=torch.float64), LONG, 60, seed=seed)
+        rows = LONG.noising_matrix(60)
+        drawn = rows @ np.random.default_rng(seed).normal(size=(60, 64))
+        weights = (1 - BETA1) * BETA1 ** np.arange(59.0, -1.0, -1.0) / (1 - BETA1**60)
+        expected = weights @ drawn / noise.independent(BETA1)
+        same = np.isclose(steps[-1].numpy(), expected, rtol=1e-3, atol=1e-5)
+        unequal += same.mean() < 0.9
+    assert unequal <= 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@given(size=st.integers(1, 300), count=st.integers(1, 60), seed=st.integers(0, 2**32 - 1))
+def test_what_is_taken_and_put_is_the_formula(dtype, size, count, seed):
+    noise = GradientNoise(LONG, 0.7)
+    mean, sure = noise.second_moment(0.999), 3.0 * noise.deviations(0.999)
+    known = _Known(mean, sure, 0.01)
+    values = np.random.default_rng(seed).exponential(mean[-1], size)
+    tensor = torch.from_numpy(values).to(dtype)
+    values = tensor.double().numpy().copy()
+    known.replace_noise([tensor], count)
+    n, d = mean[count - 1], sure[count - 1]
+    pooled = max(0.0, np.minimum(values, n + d).mean() - n - d / size**0.5)
+    expected = 0.01 + np.maximum(pooled, values - n - d)
+    sums = torch.finfo(torch.promote_types(dtype, torch.float32)).eps  # of the sum over the tensor
+    rounding = (4 * torch.finfo(dtype).eps + size * sums) * (values.max() + n + d)
+    assert np.allclose(tensor.double().numpy(), expected, rtol=0.0, atol=rounding)
 
 
 class Silent(nn.Module):

@@ -5,14 +5,16 @@ noise is large at each step and cancels over many, so stock Adam takes steps tha
 small, and more. What the noise adds to the second moment is known exactly; here it is taken out,
 and what is put in its place is the independent noise that would move the weights as far:
 
-    v̂ ← e² + max(0, v̂ - (what noise adds) - 3·(how much that varies))
+    v̂ ← e² + max(r, v̂ - (what noise adds) - 3·(how much that varies))
 
-With independent noise e² is what was taken out, and the step is that of stock Adam but for the
+where r is what exceeds the noise in the mean over the tensor, which noise hardly moves. With
+independent noise e² is what was taken out, and the step is that of stock Adam but for the
 fluctuation of the noise; without noise it is Adam's own. See docs/adam.md.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -61,12 +63,35 @@ class _Known:
     """What is known about the noise for a pair of betas.
 
     Attributes:
-        taken: from the second moment after each step.
-        put: in its place.
+        mean: what it adds to the second moment after each step.
+        sure: three standard deviations of that, so what only a gradient adds beyond it.
+        put: what stands for the noise in the denominator.
     """
 
-    taken: Array
+    mean: Array
+    sure: Array
     put: float
+
+    def replace_noise(self, below: list[Tensor], count: int) -> None:
+        """Take the noise out of bias-corrected second moments after some steps, in place.
+
+        All tensors have one dtype and device.
+        """
+        at = min(count, len(self.mean)) - 1
+        mean, sure = float(self.mean[at]), float(self.sure[at])
+        sizes = [max(tensor.numel(), 1) for tensor in below]
+        # Values are at least 0, so that the norm of order 1 is the sum. No coordinate counts for
+        # more than noise could make of it: what stands out is taken by itself below.
+        capped = _foreach("clamp_max")(below, mean + sure)
+        exact = torch.promote_types(below[0].dtype, torch.float32)
+        pooled = _foreach("norm")(capped, 1, dtype=exact)
+        _foreach("mul_")(pooled, [1.0 / size for size in sizes])
+        _foreach("sub_")(pooled, [mean + sure / math.sqrt(size) for size in sizes])
+        _foreach("clamp_min_")(pooled, 0.0)
+        _foreach("sub_")(below, mean + sure)
+        for tensor, least in zip(below, pooled, strict=True):
+            tensor.clamp_min_(least.to(tensor.dtype))
+        _foreach("add_")(below, self.put)
 
 
 class _Aware:
@@ -140,9 +165,7 @@ class _Aware:
         below = _foreach("div")(seconds, 1.0 - beta2**count)
         known = self._about(beta1, beta2)
         if known is not None:
-            _foreach("sub_")(below, float(known.taken[min(count, len(known.taken)) - 1]))
-            _foreach("clamp_min_")(below, 0.0)
-            _foreach("add_")(below, known.put)
+            known.replace_noise(list(below), count)
         _foreach("sqrt_")(below)
         _foreach("add_")(below, float(group["eps"]))
         _foreach("addcdiv_")(params, firsts, below, -rate / (1.0 - beta1**count))
@@ -152,8 +175,11 @@ class _Aware:
         if noise is None:
             return None
         if (beta1, beta2) not in self._known:
-            taken = noise.second_moment(beta2) + _SURE * noise.deviations(beta2)
-            self._known[beta1, beta2] = _Known(taken, noise.independent(beta1) ** 2)
+            self._known[beta1, beta2] = _Known(
+                noise.second_moment(beta2),
+                _SURE * noise.deviations(beta2),
+                noise.independent(beta1) ** 2,
+            )
         return self._known[beta1, beta2]
 
 

@@ -34,8 +34,9 @@ class Once(Generic[T]):
                 return self._found[key]
             turn = self._making.setdefault(key, RLock())
         with turn:
-            if key in self._found:
-                return self._found[key]
+            with self._lock:  # another thread may make room
+                if key in self._found:
+                    return self._found[key]
             try:
                 found = make()
                 with self._lock:

@@ -75,6 +75,12 @@ def loop(net: Any, optimizer: Any, loader: Any, epochs: int) -> None:
             optimizer.step()
 
 
+def step_noise(plan: cn.Plan) -> float:
+    """The standard deviation of the noise in a coordinate of the gradient, at the last step."""
+    known = GradientNoise(plan.mechanism, plan.noise_multiplier * digits.CLIP / plan.divisor)
+    return float(known.variances[-1]) ** 0.5
+
+
 def stock(rate: float, seed: int, split: Split, epochs: int) -> float:
     """Opacus as its users run it: Poisson batches, independent noise, torch's Adam."""
     net = network(seed)
@@ -181,6 +187,7 @@ def run(epochs: int, seeds: int) -> dict[str, Any]:
         "epochs": epochs,
         "seeds": seeds,
         "planned": {"best": repr(best.mechanism), "noise_multiplier": best.noise_multiplier},
+        "step_noise": {"planner's choice": step_noise(best), "DP-SGD Poisson": step_noise(plain)},
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "rows": rows,

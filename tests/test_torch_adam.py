@@ -294,7 +294,10 @@ def test_the_page_shows_the_table_that_the_script_wrote(monkeypatch):
     spec.loader.exec_module(script)
     sys.modules.pop("digits", None)
     result = json.loads((root / "benchmarks" / "adam-digits.json").read_text())
-    assert script.table(result) in (root / "docs" / "adam.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "adam.md").read_text(encoding="utf-8")
+    assert script.table(result) in page
+    ours, plain = (f"{noise:.2g}" for noise in result["step_noise"].values())
+    assert f"standard deviation of {ours} at a step, where that of DP-SGD has {plain}" in page
     rows = {row["method"]: row["accuracy"] for row in result["rows"]}
     for rate in ("0.001", "0.01"):
         stock = statistics.mean(rows["stock Opacus, Adam"][rate])

@@ -1,7 +1,7 @@
 """Training on several processes with gloo: ``ranks.py KIND WORLD FOLDER MECHANISM PORT``.
 
 KIND is "ddp", "ddp-ghost" or "fsdp", or "ddp-own" or "fsdp-own" for our own clipping, or
-"accelerate-own" for what Accelerate prepares. Rank r writes
+"fsdp-own-adamw" for our AdamW too, or "accelerate-own" for what Accelerate prepares. Rank r writes
 FOLDER/r.pt: the weights after 20 steps, the noise that it adds at step 5, and ε. The first rank
 makes the key, FOLDER/key.
 """
@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from training import loader, model, private
 
 from corrnoise.noise import CorrelatedNoise
-from corrnoise.torch import PrivacyEngine
+from corrnoise.torch import AdamW, PrivacyEngine
 
 STEPS = 20
 MODES = {
@@ -34,8 +34,14 @@ MODES = {
     "accelerate-own": "one_pass",
     "fsdp": "ghost_fsdp",
     "fsdp-own": "one_pass",
+    "fsdp-own-adamw": "one_pass",
     "single": "hooks",
 }
+
+
+def with_adamw(net: nn.Module) -> dict[str, Any]:
+    """With noise in which the gradients of a tensor stand out, and those of a coordinate do not."""
+    return {"optimizer": AdamW(net.parameters(), lr=0.01), "noise_multiplier": 0.1}
 
 
 def trained(engine: PrivacyEngine, net: nn.Module, kind: str, mechanism: str, **options: Any):
@@ -50,7 +56,7 @@ def trained(engine: PrivacyEngine, net: nn.Module, kind: str, mechanism: str, **
         sampling="balls-in-bins" if mechanism == "bsr" else "fixed",
         grad_sample_mode=MODES[kind],
         # Pieces of a batch, of which one rank may have none.
-        max_physical_batch_size=2 if kind == "fsdp-own" else None,
+        max_physical_batch_size=2 if kind.startswith("fsdp-own") else None,
         **options,
     )
     criterion = made[2] if "ghost" in MODES[kind] else None
@@ -70,13 +76,15 @@ def work(kind: str, world: int, rank: int, folder: Path, mechanism: str) -> None
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
     net: nn.Module = model()
-    options = {}
+    options: dict[str, Any] = {}
     if kind == "fsdp":
         net = FSDP2Wrapper(net, mesh=init_device_mesh("cpu", (world,)))
-    elif kind == "fsdp-own":
+    elif kind.startswith("fsdp-own"):
         mesh = init_device_mesh("cpu", (world,))
         fully_shard(net[0], mesh=mesh)
         net = fully_shard(net, mesh=mesh)
+        if kind == "fsdp-own-adamw":
+            options = with_adamw(net)
     elif kind == "accelerate-own":
         from accelerate import Accelerator
 
@@ -91,7 +99,7 @@ def work(kind: str, world: int, rank: int, folder: Path, mechanism: str) -> None
         net = DifferentiallyPrivateDistributedDataParallel(net)
     engine = PrivacyEngine(key=folder / "key", ledger=folder / "ledger")
     wrapped, optimizer = trained(engine, net, kind, mechanism, **options)
-    if kind.endswith("own"):
+    if "own" in kind:
         zeros = [torch.zeros_like(engine._setup.step.sums.clipper.flat)]
     else:
         zeros = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ranks import trained
+from ranks import trained, with_adamw
 from training import model, weights
 
 from corrnoise.noise import CorrelatedNoise, Key
@@ -48,14 +48,14 @@ def run(kind, world, folder, mechanism):
         ("ddp-own", 4, "blt"),
         ("accelerate-own", 2, "bisr"),
         ("fsdp-own", 2, "bsr"),
-        ("fsdp-own", 4, "bisr"),
+        ("fsdp-own-adamw", 4, "bisr"),
     ],
 )
 def test_many_processes_train_as_one_does(tmp_path, kind, world, mechanism):
     found = run(kind, world, tmp_path, mechanism)
     key = Key.load(tmp_path / "key")
     engine, net = PrivacyEngine(key=key), model()
-    trained(engine, net, "single", mechanism)
+    trained(engine, net, "single", mechanism, **(with_adamw(net) if "adamw" in kind else {}))
     single = weights(net)
     size = single.numel()
     for rank in found:

@@ -84,10 +84,10 @@ class _Known:
         # more than noise could make of it: what stands out is taken by itself below.
         capped = _foreach("clamp_max")(below, mean + sure)
         exact = torch.promote_types(below[0].dtype, torch.float32)
-        pooled = _foreach("norm")(capped, 1, dtype=exact)
-        _foreach("mul_")(pooled, [1.0 / size for size in sizes])
-        _foreach("sub_")(pooled, [mean + sure / math.sqrt(size) for size in sizes])
-        _foreach("clamp_min_")(pooled, 0.0)
+        pooled = _foreach("norm")(capped, 1, dtype=exact)  # over all shards of a tensor
+        pooled = _foreach("mul")(pooled, [1.0 / size for size in sizes])
+        pooled = _foreach("sub")(pooled, [mean + sure / math.sqrt(size) for size in sizes])
+        pooled = _foreach("clamp_min")(pooled, 0.0)
         _foreach("sub_")(below, mean + sure)
         for tensor, least in zip(below, pooled, strict=True):
             tensor.clamp_min_(least.to(tensor.dtype))

@@ -75,10 +75,13 @@ def loop(net: Any, optimizer: Any, loader: Any, epochs: int) -> None:
             optimizer.step()
 
 
+def noise_of(plan: cn.Plan) -> GradientNoise:
+    return GradientNoise(plan.mechanism, plan.noise_multiplier * digits.CLIP / plan.divisor)
+
+
 def step_noise(plan: cn.Plan) -> float:
     """The standard deviation of the noise in a coordinate of the gradient, at the last step."""
-    known = GradientNoise(plan.mechanism, plan.noise_multiplier * digits.CLIP / plan.divisor)
-    return float(known.variances[-1]) ** 0.5
+    return float(noise_of(plan).variances[-1]) ** 0.5
 
 
 def stock(rate: float, seed: int, split: Split, epochs: int) -> float:
@@ -116,7 +119,7 @@ def scaled(plan: cn.Plan, rate: float, seed: int, split: Split, *, corrected: bo
     net = network(seed)
     key = cn.noise.Key.generate()
     noise, batches = cn.noise.CorrelatedNoise(plan.mechanism, key), plan.batches(key)
-    known = GradientNoise(plan.mechanism, plan.noise_multiplier * digits.CLIP / plan.divisor)
+    known = noise_of(plan)
     unit, spread = known.independent(BETA1), known.deviations(BETA2) / known.second_moment(BETA2)
 
     def loss(weights: Any, image: Any, label: Any) -> Any:

@@ -13,14 +13,17 @@ FILES = {path.stem: ast.parse(path.read_text("utf-8")) for path in FOLDER.glob("
 
 def names(tree):
     """What a module defines at its top, also under conditions."""
-    found = set()
-    for node in ast.walk(tree):
+    found, left = set(), list(tree.body)
+    while left:
+        node = left.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            found.add(node.name)  # and nothing of what is inside
         elif isinstance(node, ast.Import | ast.ImportFrom):
             found |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
+        else:
+            left += ast.iter_child_nodes(node)
     return found
 
 

@@ -48,7 +48,8 @@ def run(kind, world, folder, mechanism):
         ("ddp-own", 4, "blt"),
         ("accelerate-own", 2, "bisr"),
         ("fsdp-own", 2, "bsr"),
-        ("fsdp-own-adamw", 4, "bisr"),
+        ("fsdp-own", 4, "bisr"),
+        ("fsdp-own-adamw", 2, "bisr"),
     ],
 )
 def test_many_processes_train_as_one_does(tmp_path, kind, world, mechanism):

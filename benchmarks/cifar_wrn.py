@@ -7,6 +7,7 @@
     python benchmarks/cifar_wrn.py tune --minutes 9      # three rates on 45,000 pictures
     python benchmarks/cifar_wrn.py run --minutes 9       # as often as it takes
     python benchmarks/cifar_wrn.py table [--json FILE]
+    python benchmarks/cifar_wrn.py restore --json FILE   # a table's runs, into an empty cache
 
 The recipe is that of De et al. (2022): weight-standardised convolutions of activations that go
 through ReLU and then GroupNorm, several random crops and flips of each example in a step, an
@@ -27,7 +28,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ RECIPES = {
     ("dp-sgd", 30): Recipe(4096, 16, 125),
 }
 SMOKE = Recipe(16, 2, 2)
-COMMANDS = ("prepare", "check", "probe", "clean", "tune", "run", "table")
+COMMANDS = ("prepare", "check", "probe", "clean", "tune", "run", "table", "restore")
 
 
 def result_of(folder: Path) -> dict[str, Any]:
@@ -120,6 +121,19 @@ def tried() -> list[dict[str, Any]]:
     return [result_of(path.parent) for path in sorted(cache().glob("wrn-*-tune/result.json"))]
 
 
+def restore(found: dict[str, Any]) -> int:
+    """Keep a table's runs again, where none is kept, and say how many those are."""
+    count = 0
+    for got in [*itertools.chain(*found["rows"]), *found["tried"]]:
+        run = Run(**{each.name: got[each.name] for each in fields(Run) if each.name != "average"})
+        path = replace(run, recipe=Recipe(**got["recipe"])).folder / "result.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _files.write(path, json.dumps(got, indent=1))
+            count += 1
+    return count
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=COMMANDS)
@@ -143,10 +157,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layout", choices=("last", "first"), default="last", help="of channels")
     parser.add_argument("--no-kernels", action="store_true", help="torch's operations alone")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, to see that it runs")
-    parser.add_argument("--json", type=Path, help="write the table's rows there")
+    parser.add_argument("--json", type=Path, help="the file of the table's rows")
     given = parser.parse_args(arguments)
     if "CORRNOISE_CACHE" not in os.environ:
         parser.error("set CORRNOISE_CACHE to a folder that keeps plans and runs")
+    if given.command == "restore" and given.json is None:
+        parser.error("restore needs --json, the file of a table")
     machine = Machine(
         given.rows, given.precision == "bf16", given.layout == "last", not given.no_kernels
     )  # fmt: skip
@@ -175,6 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         import wrn_probe
 
         wrn_probe.check() if given.command == "check" else wrn_probe.probe(given.minutes)
+    elif given.command == "restore":
+        print(f"{restore(json.loads(given.json.read_text(encoding='utf-8')))} runs")
     elif given.command == "table":
         found = {"delta": DELTA, "rows": results(), "tried": tried()}
         print(table(found))

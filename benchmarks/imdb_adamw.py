@@ -4,6 +4,7 @@
     python benchmarks/imdb_adamw.py prepare              # plans and tokens, on any machine
     python benchmarks/imdb_adamw.py run --minutes 9      # on a GPU, as often as it takes
     python benchmarks/imdb_adamw.py table [--json FILE]
+    python benchmarks/imdb_adamw.py restore --json FILE  # the runs of a table, into an empty cache
 
 The encoder, its frozen embeddings, the tokens and the reviews are those of the paper's table
 (papers/back_to_square_roots/imdb.py): 25,000 reviews, 4 epochs of batches of 512, a rate that rises
@@ -344,9 +345,29 @@ def results(cases: list[Case]) -> list[dict[str, Any]]:
     return rows
 
 
+def restore(rows: list[dict[str, Any]], cases: list[Case]) -> int:
+    """Keep the runs of a table's rows again, where none is kept, and say how many those are."""
+    count = 0
+    for row in rows:
+        case = Case(row["epsilon"], row["part"], row["method"])
+        if case not in cases:
+            continue
+        every = {_training(case, run): {"accuracy": run["held_out"]} for run in row["tried"]}
+        every |= {_training(case, run): run for run in row["runs"]}
+        for run, got in every.items():
+            if finished(run) is None:
+                jobs.kept(run.name, lambda got=got: json.dumps(got).encode())
+                count += 1
+    return count
+
+
+def _training(case: Case, row: dict[str, Any]) -> Training:
+    return Training(case, row["rate"], row["clip_norm"], row["seed"], row["schedule"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("prepare", "run", "table"))
+    parser.add_argument("command", choices=("prepare", "run", "table", "restore"))
     parser.add_argument("--minutes", type=float, default=9.0, help="start nothing later")
     parser.add_argument("--workers", type=int, default=3, help="runs that share the GPU")
     parser.add_argument("--part", choices=PARTS, action="append", help="these alone")
@@ -355,10 +376,12 @@ def main() -> None:
     )
     parser.add_argument("--method", choices=METHODS, action="append", help="these alone")
     parser.add_argument("--smoke", action="store_true", help="24 reviews, to see that it runs")
-    parser.add_argument("--json", type=Path, help="write the table's rows there")
+    parser.add_argument("--json", type=Path, help="the file of the table's rows")
     given = parser.parse_args()
     if "CORRNOISE_CACHE" not in os.environ:
         parser.error("set CORRNOISE_CACHE to a folder that keeps plans, tokens and finished runs")
+    if given.command == "restore" and given.json is None:
+        parser.error("restore needs --json, the file of a table")
     if given.smoke:
         os.environ["CORRNOISE_CACHE"] += "/smoke"
     cases = [
@@ -375,6 +398,9 @@ def main() -> None:
                 print(case, tuning, plan.mechanism, plan.noise_multiplier, flush=True)
     elif given.command == "run":
         run_all(cases, given.minutes, given.workers, given.smoke)
+    elif given.command == "restore":
+        rows = json.loads(given.json.read_text(encoding="utf-8"))["rows"]
+        print(f"{restore(rows, cases)} runs")
     else:
         found = {
             "delta": DELTA,

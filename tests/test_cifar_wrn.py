@@ -294,3 +294,12 @@ def test_the_kernels_of_normalisation_agree_with_torch(width, side, layout, monk
         found.append([out, own.grad, parts["weight"].each(), parts["bias"].each()])
     for a, b in zip(*found, strict=True):
         assert far(a, b) < 1e-5
+
+
+def test_a_table_can_be_restored_into_an_empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CORRNOISE_CACHE", str(tmp_path))
+    found = json.loads((ROOT / "benchmarks" / "cifar-wrn.json").read_text())
+    assert cifar_wrn.restore(found) == len(found["tried"]) + sum(map(len, found["rows"]))
+    assert cifar_wrn.results() == found["rows"]
+    assert cifar_wrn.tried() == found["tried"]
+    assert cifar_wrn.restore(found) == 0

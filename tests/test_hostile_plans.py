@@ -140,7 +140,7 @@ def test_what_account_finds_is_verified(sampling, given_name):
 
 
 @given(st.floats(0.05, 20), st.floats(1e-9, 1e-2), st.integers(1, 6), st.integers(0, 10**6))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_every_budget_is_verified(epsilon, delta, bands, seed):
     part = cn.Participation(18, 6, 3)
     m = cn.mechanisms.bisr(cn.workloads.sgd(18, momentum=0.5), num_bands=bands).in_float32()

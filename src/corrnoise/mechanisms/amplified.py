@@ -65,8 +65,8 @@ def amplified_band_inv_mf(
         descents: from how many of the starts the search descends, the best ones first.
 
     >>> import corrnoise as cn
-    >>> part, budget = cn.Participation(80, 40, 2), {"epsilon": 1, "delta": 1e-5}
-    >>> A = cn.workloads.prefix_sum(80)
+    >>> part, budget = cn.Participation(40, 20, 2), {"epsilon": 1, "delta": 1e-5}
+    >>> A = cn.workloads.prefix_sum(40)
     >>> found = cn.mechanisms.amplified_band_inv_mf(A, part, num_bands=4, **budget)
     >>> before = cn.mechanisms.band_inv_mf(A, part, num_bands=4)
     >>> errors = [cn.calibrate(m, part, sampling="balls-in-bins", **budget).error

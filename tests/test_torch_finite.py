@@ -220,6 +220,7 @@ def test_sums_whose_norm_overflows_are_finite_still():
     data = TensorDataset(torch.full((60, 12), 3e18), torch.ones(60).long(), torch.ones(60))
     net = nn.Linear(12, 2)
     nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
     options = {"net": net, "max_grad_norm": 1e20, "noise_multiplier": 1e-3, "steps": 1}
     (found,), after, _ = run(data, grad_sample_mode="hooks", **options)
     assert not found.norm().isfinite()

@@ -7,17 +7,14 @@ was interrupted, and the numbers of one example do not depend on the other examp
 
 from __future__ import annotations
 
-import hashlib
-import random
-import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import Dataset, Subset, get_worker_info
+
+from corrnoise.torch import draws
 
 _EXAMPLE, _BATCH, _COLLATE, _WORKERS = range(4)
 
@@ -73,11 +70,7 @@ class Augmented(Dataset[Any]):
         return self.dataset[index]
 
     def _seed(self, purpose: int, step: int, indices: Sequence[int]) -> None:
-        first, second, third = seeds(self._key, purpose, step, indices)
-        # The generator of the CPU alone: torch.manual_seed also visits every device.
-        torch.default_generator.manual_seed(first)
-        np.random.seed(second & 0xFFFFFFFF)  # noqa: NPY002
-        random.seed(third)
+        draws.seed(draws.seeds(self._key, [purpose, step, *indices]))
 
 
 class WorkerStart:
@@ -103,13 +96,7 @@ def worker_seed(key: bytes, step: int) -> int:
 
     They reach only what a user's ``worker_init_fn`` makes of ``get_worker_info().seed``.
     """
-    return seeds(key, _WORKERS, step, [])[0]
-
-
-def seeds(key: bytes, purpose: int, step: int, indices: Sequence[int]) -> tuple[int, int, int]:
-    """Three numbers of 64 bits: keyed BLAKE2b of the purpose, the step and the examples."""
-    text = struct.pack(f"<{2 + len(indices)}q", purpose, step, *indices)
-    return struct.unpack("<3Q", hashlib.blake2b(text, key=key, digest_size=24).digest())
+    return draws.seeds(key, [_WORKERS, step])[0]
 
 
 def _reads_batches(dataset: Any) -> bool:

@@ -21,6 +21,7 @@ from torch.utils.data import (
 from corrnoise.samplings import Batches
 from corrnoise.torch import opacus
 from corrnoise.torch.augmentation import Augmented, Order, WorkerStart, worker_seed
+from corrnoise.torch.draws import StepDraws
 
 # Batches that are larger than declared by this factor are worth a warning.
 _LARGER = 1.2
@@ -55,6 +56,7 @@ class StepSampler(BatchSampler):
     Args:
         batches: the run's.
         next_step: the number of steps taken.
+        draws: what a step draws; seeded when the loop gets its batch.
         rank: of this process; each batch is dealt out to the ranks.
         world_size: the number of ranks.
         largest: how many examples come at once; a batch comes in several pieces if it has more.
@@ -66,6 +68,7 @@ class StepSampler(BatchSampler):
         self,
         batches: Batches,
         next_step: Callable[[], int],
+        draws: StepDraws,
         rank: int = 0,
         world_size: int = 1,
         largest: int | None = None,
@@ -77,7 +80,7 @@ class StepSampler(BatchSampler):
         self.batch_size: Any = _PhysicalBatches(self)
         self.restart: Callable[[], None] = lambda: None  # called when a loop begins
         self.batches, self.largest, self._views = batches, largest, views
-        self._next_step = next_step
+        self._next_step, self._draws = next_step, draws
         self._rank, self._world_size = rank, world_size
         self.delivered: int | None = None  # the step whose batch the loop has
         self.complete = True  # whether it has the last piece of it
@@ -95,24 +98,31 @@ class StepSampler(BatchSampler):
         return sum(len(self.pieces(step)) for step in range(first, min(n, first + b)))
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (indices for _, _, indices in self.steps())
+        """The pieces, each of which counts as what the loop has once it is fetched.
+
+        Around it no worker may run ahead of the loop: steps would be refused.
+        """
+        for step, complete, indices in self.steps():
+            self.deliver(step, complete=complete)
+            yield indices
+
+    def deliver(self, step: int, *, complete: bool) -> None:
+        """The loop gets a piece of the batch of a step, perhaps the last one."""
+        self.delivered, self.complete = step, complete
+        self._draws.begin(step)
 
     def steps(self) -> Iterator[tuple[int, bool, list[int]]]:
-        """Each step, whether a piece of its batch is the last one, and the piece.
-
-        What is fetched counts as what the loop has. A loader whose workers run ahead of the loop
-        must say itself what it delivers; where it does not, steps are refused.
-        """
+        """Each step, whether a piece of its batch is the last one, and the piece."""
         n, b = self.batches.participation.num_steps, self.batches.participation.min_sep
         first = self.next_step
         self.restart()
+        self._draws.restart()
         if first >= n:  # to look at the data; ``check`` refuses steps
             first = (n - 1) // b * b
         for step in range(first, min(n, first - first % b + b)):
             pieces = self.pieces(step)
             for number, piece in enumerate(pieces, start=1):
-                self.delivered, self.complete = step, number == len(pieces)
-                yield step, self.complete, [i for i in piece for _ in range(self._views)]
+                yield step, number == len(pieces), [i for i in piece for _ in range(self._views)]
 
     def share(self, step: int) -> list[int]:
         """The examples of a step that this process takes."""
@@ -206,7 +216,7 @@ class StepLoader(DataLoader[Any]):
         super().__init__(
             dataset,
             batch_sampler=split(sampler),  # type: ignore[arg-type]
-            # Of its own, so that iterating does not move the generator that dropout draws from.
+            # Of its own, so that iterating does not move the generator of torch.
             generator=torch.Generator().manual_seed(0),
             **options,
         )
@@ -259,7 +269,8 @@ class StepLoader(DataLoader[Any]):
         for batch in batches:
             # Persistent workers have one queue: a loop that began later has taken it over.
             mine = self._orders.steps if self.persistent_workers else steps
-            sampler.delivered, sampler.complete = mine.popleft()
+            step, complete = mine.popleft()
+            sampler.deliver(step, complete=complete)
             yield batch
 
 

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from corrnoise.torch import checkpoint
 from corrnoise.torch.accountant import Entry
 from corrnoise.torch.setup import NO_NOISE, Setup
 
@@ -35,7 +34,6 @@ def state(run: Setup) -> dict[str, Any]:
         "step": run.step.taken,
         "rank": run.processes.rank,
         "noise": None if run.noise is None else run.noise.state_dict(),
-        "generators": checkpoint.generators(),
         "noise_generator": None if run.generator is None else run.generator.get_state(),
     }
 
@@ -81,7 +79,6 @@ def restore(run: Setup, state: Mapping[str, Any]) -> None:
             run.noise.seek(step)
     if run.generator is not None:
         run.generator.set_state(state["noise_generator"])
-    checkpoint.set_generators(state["generators"])
     run.step.sums.drop()
     run.step.taken = step
 

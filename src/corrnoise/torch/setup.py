@@ -21,6 +21,7 @@ from corrnoise.records import Ledger
 from corrnoise.records.keys import keep_key, open_key
 from corrnoise.torch import opacus, secure, seeds
 from corrnoise.torch.adam import introduce
+from corrnoise.torch.draws import StepDraws
 from corrnoise.torch.fingerprint import data_digest, parameter_digest
 from corrnoise.torch.gradient_noise import GradientNoise
 from corrnoise.torch.loader import StepSampler, step_loader
@@ -136,9 +137,11 @@ def set_up(
         seeded=not is_private(plan.calibration) or options.noise_generator is not None,
     )
     largest = options.max_physical_batch_size
+    draws = StepDraws(drawn.key.subkey("draws"), processes.rank)
     sampler = StepSampler(
         drawn.batches,
         next_step,
+        draws,
         processes.rank,
         processes.world_size,
         largest,
@@ -196,6 +199,7 @@ def set_up(
         noise,
         plan.noise_multiplier,
         sampler,
+        draws,
         book,
         secret,
         processes,

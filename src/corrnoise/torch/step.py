@@ -18,6 +18,7 @@ from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.noise.exact import ExactNoise
 from corrnoise.records import Ledger
 from corrnoise.torch import finite
+from corrnoise.torch.draws import StepDraws
 from corrnoise.torch.fingerprint import PositionHash, keyed
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import Placement, local
@@ -88,6 +89,7 @@ class PrivateStep:
             the stream's.
         noise_multiplier: the plan's.
         sampler: the run's batches.
+        draws: what a step draws; it ends with the step.
         ledger: of this process.
         key: for the digests of the ledger.
         processes: that train the model.
@@ -104,6 +106,7 @@ class PrivateStep:
         noise: CorrelatedNoise | ExactNoise | None,
         noise_multiplier: float,
         sampler: StepSampler,
+        draws: StepDraws,
         ledger: Ledger,
         key: Key,
         processes: Processes,
@@ -123,7 +126,7 @@ class PrivateStep:
         self._noise = noise
         self._placement = sums.placement
         self._scale = noise_multiplier * sums.clip_norm / self._placement.divisor
-        self._sampler = sampler
+        self._sampler, self._draws = sampler, draws
         self.ledger = ledger
         self._key = key
 
@@ -139,6 +142,8 @@ class PrivateStep:
         except BaseException:
             self.sums.drop()
             raise
+        finally:
+            self._draws.end()
 
     def _take(self, first: int) -> int:
         """Take the step of a batch, or of several that were added up; the step after it."""

@@ -76,6 +76,18 @@ class Vision(nn.Module):
         return self.layer(z + self.places)
 
 
+class Head(nn.Module):
+    """Holds the bias of its last layer too, as the heads of masked language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 4)
+        self.bias = self.last.bias
+
+    def forward(self, x):
+        return self.last(self.first(x).tanh())
+
+
 class Recomputed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -129,6 +141,7 @@ MODELS = {
         nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), torch.randn(4, 7, 8),
     ),
     "parameters of a container": lambda: (Vision(), torch.randn(3, 4, 8)),
+    "a bias with two names": lambda: (Head(), torch.randn(6, 6)),
     "no handler": lambda: (
         nn.Sequential(nn.ConvTranspose2d(3, 4, 2), nn.PReLU()), torch.randn(6, 3, 5, 5),
     ),

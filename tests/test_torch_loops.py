@@ -56,6 +56,17 @@ def test_accelerate(accelerator, workers, largest):
     assert torch.allclose(weights(net), plain(), atol=1e-6)
 
 
+def test_accelerate_may_prepare_everything_at_once(accelerator):
+    """As its users do; the loader that it makes has a batch sampler and no batch size."""
+    net = model()
+    made = accelerator.prepare(net, AdamW(net.parameters(), lr=0.05), loader())
+    assert made[2].batch_size is None
+    engine = PrivacyEngine(key=KEY)
+    made = private(engine, net=made[0], optimizer=made[1], data_loader=made[2])
+    train(*made, steps=18)
+    assert torch.allclose(weights(net), plain(), atol=1e-6)
+
+
 def test_accelerate_that_accumulates_is_refused(accelerator):
     net = model()
     net, optimizer = accelerator.prepare(net, AdamW(net.parameters(), lr=0.05))

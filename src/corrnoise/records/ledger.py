@@ -106,7 +106,7 @@ class Ledger:
                 raise ValueError(
                     f"step {step} was released before with another gradient: adding the same noise "
                     "to this one would reveal the difference; restore data, model and settings of "
-                    "that run, or start a new run with a new key"
+                    "that run, resume from its checkpoint, or start a new run with a new key"
                 )
             return
         if step > len(self._digests):

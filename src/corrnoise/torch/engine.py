@@ -25,7 +25,7 @@ from corrnoise.torch import accelerated, checkpoint, opacus, resume
 from corrnoise.torch.accountant import Accountant, Entry
 from corrnoise.torch.audit import audit
 from corrnoise.torch.captured import CapturedStep, usual_size
-from corrnoise.torch.loader import check_loader, num_examples, users_loader
+from corrnoise.torch.loader import batch_size, check_loader, num_examples, users_loader
 from corrnoise.torch.one_pass import OnePassSums
 from corrnoise.torch.plans import Request, agreed, check_plan
 from corrnoise.torch.processes import Processes
@@ -589,7 +589,7 @@ class PrivacyEngine:
         return Request(
             optimizer=optimizer,
             num_examples=num_examples(loader),
-            batch_size=loader.batch_size or 0,
+            batch_size=batch_size(loader),
             min_sep=len(loader),
             epochs=epochs,
             mechanism=mechanism,

@@ -309,13 +309,18 @@ def users_loader(loader: Any) -> Any:
     return loader
 
 
+def batch_size(loader: DataLoader[Any]) -> int:
+    """Of a loader, also of one that was made with a batch sampler, as Accelerate makes them."""
+    return loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0)
+
+
 def num_examples(loader: DataLoader[Any]) -> int:
     """The size of the dataset; warns where ``drop_last`` makes batches much larger than declared.
 
     The plan's batches use every example. Without its last batch an epoch has fewer of them.
     """
     size, batches = len(loader.dataset), len(loader)  # type: ignore[arg-type]
-    declared = loader.batch_size or 0
+    declared = batch_size(loader)
     if loader.drop_last and size > _LARGER * batches * declared:
         warnings.warn(
             f"drop_last=True leaves {batches} batches of {declared} for {size} examples, and the "

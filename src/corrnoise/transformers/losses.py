@@ -7,16 +7,20 @@ mean over examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from transformers.models.auto import modeling_auto
 
 from corrnoise.torch import checkpoint
 
 _IGNORED = -100
+_LOOKED_AT, _LABELS = 256, 4  # examples that some are chosen from, and classes among those
+_REPEATED = 1e-4  # what rounding may make of the same gradient computed twice
 # Whether labels are the next tokens, for the kinds of models whose labels are one for each token.
 _KINDS: tuple[tuple[Any, bool], ...] = (
     (modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, True),
@@ -57,6 +61,29 @@ def mean_over_examples(
     return (losses.sum(1) / (labels != _IGNORED).sum(1).clamp_min(1)).mean()
 
 
+def picked(dataset: Any) -> list[Any]:
+    """Examples to check a loss with: of different lengths and labels, from all over a dataset.
+
+    The generators of random numbers are left as they were.
+
+    Args:
+        dataset: with indices.
+    """
+    before, size = checkpoint.generators(), len(dataset)
+    count = min(_LOOKED_AT, size)
+    some = [dataset[i * (size - 1) // max(count - 1, 1)] for i in range(count)]
+    checkpoint.set_generators(before)
+    some = [example for example in some if _length(example)] or some
+    some.sort(key=_length)
+    found = {0, len(some) // 3, 2 * len(some) // 3, len(some) - 1}
+    labels: dict[str, int] = {}
+    for index, example in enumerate(some):
+        label = example.get("labels", example.get("label")) if isinstance(example, Mapping) else 0
+        if label is not None and not hasattr(label, "__len__") and len(labels) < _LABELS:
+            labels.setdefault(repr(label), index)
+    return [some[i] for i in sorted(found | set(labels.values()))]
+
+
 def check(
     model: nn.Module,
     loss: Callable[[Any], Tensor],
@@ -65,8 +92,9 @@ def check(
 ) -> None:
     """Raise unless the loss of a batch is the mean of the losses of its examples alone.
 
-    Each example is looked at in the batch, with its padding, and alone, without. The generators of
-    random numbers are left as they were.
+    Each example is looked at in the batch, with its padding, and alone, without: in training mode
+    without dropout if nothing else is random then, else in evaluation mode. Buffers must not
+    change. The generators of random numbers are left as they were.
 
     Args:
         model: that the loss calls; no one may watch its calls.
@@ -79,27 +107,77 @@ def check(
     modes = [(part, part.training) for part in model.modules()]
     params = [param for param in model.parameters() if param.requires_grad]
     before = checkpoint.generators()
-    model.eval()
     try:
-        batch = collate(examples)
-        parts = _apart(batch, collate, examples)
-        whole = _gradient(loss(batch), params)
-        alone = _gradient(loss(parts[0]), params) / len(parts)
-        for part in parts[1:]:
-            alone += _gradient(loss(part), params) / len(parts)
+        batch, parts = _apart(collate, examples)
+        for part, _ in modes:
+            part.training = True
+        with _no_dropout():
+            _check_buffers(model, loss, batch)
+            whole = _gradient(loss(batch), params)
+            torch.manual_seed(torch.initial_seed() + 1)
+            if _far(whole, _gradient(loss(batch), params)) > _REPEATED:
+                for part, _ in modes:
+                    part.training = False
+                whole = _gradient(loss(batch), params)
+            alone = _gradient(loss(parts[0]), params) / len(parts)
+            for part in parts[1:]:
+                alone += _gradient(loss(part), params) / len(parts)
     finally:
         for part, mode in modes:
             part.training = mode
         checkpoint.set_generators(before)
-    far = float(torch.linalg.vector_norm(whole - alone) / torch.linalg.vector_norm(alone))
+    far = _far(whole, alone)
     exact = all(p.dtype == torch.float32 for p in params) and not _reduced(model)
     if not far <= (1e-3 if exact else 0.05):
         raise ValueError(
             f"the loss must be a mean over examples, each by itself, but the gradient of "
             f"{len(parts)} examples differs by {far:.2%} from the mean of theirs alone, without "
-            "padding; a mean over the tokens of a batch is none (use compute_loss_func), and "
-            "neither are outputs that change with the padding (pass attention_mask, pad on the "
-            "right): nothing was released"
+            "padding; a mean over the tokens of a batch is none (use compute_loss_func), nor is "
+            "one with weights of classes or without some of the examples, and outputs must not "
+            "change with the padding (pass attention_mask, pad on the right): nothing was released"
+        )
+
+
+@contextmanager
+def _no_dropout() -> Generator[None]:
+    """Dropout does nothing, also inside attention, and where a layer is computed once more."""
+    dropout, attention = nn.functional.dropout, nn.functional.scaled_dot_product_attention
+
+    def attend(query: Any, key: Any, value: Any, mask: Any = None, _: Any = 0.0, *args: Any,
+               **options: Any) -> Any:  # fmt: skip
+        options.pop("dropout_p", None)
+        mask = options.pop("attn_mask", mask)
+        return attention(query, key, value, mask, 0.0, *args, **options)
+
+    changed: Any = nn.functional
+    changed.dropout = lambda inputs, *_, **__: inputs
+    changed.scaled_dot_product_attention = attend
+    try:
+        yield
+    finally:
+        changed.dropout, changed.scaled_dot_product_attention = dropout, attention
+
+
+def _far(first: Tensor, second: Tensor) -> float:
+    """The relative distance of two gradients; 0 where there is none."""
+    scale = max(float(torch.linalg.vector_norm(each)) for each in (first, second))
+    return float(torch.linalg.vector_norm(first - second)) / scale if scale else 0.0
+
+
+def _check_buffers(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any) -> None:
+    """Raise if a training step would write what it sees of examples into the model."""
+    buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+    old = {name: buffer.clone() for name, buffer in buffers.items()}
+    loss(batch)
+    after = dict(model.named_buffers())
+    changed = [name for name, buffer in old.items() if not torch.equal(buffer, after[name])]
+    for name, buffer in old.items():
+        buffers[name].copy_(buffer)
+    if changed:
+        raise ValueError(
+            f"a training step must leave the model's buffers as they are, but {changed[0]!r} "
+            "changes with the examples, and would be saved without noise; freeze it, or use a "
+            "layer without such statistics"
         )
 
 
@@ -120,11 +198,19 @@ def _reduced(model: nn.Module) -> bool:
     return device != "cpu" or hasattr(model, "_original_forward")
 
 
-def _apart(batch: Any, collate: Callable[[list[Any]], Any], examples: list[Any]) -> list[Any]:
-    """The examples of a batch one by one, without padding."""
+def _apart(collate: Callable[[list[Any]], Any], examples: list[Any]) -> tuple[Any, list[Any]]:
+    """The batch of examples, and each of them alone.
+
+    A collate function that draws, such as one that masks words, would draw others for an example
+    alone: then its row of the batch is taken, without its padding.
+    """
+    batch = collate(examples)
+    torch.manual_seed(torch.initial_seed() + 1)
+    if _same(batch, collate(examples)):
+        return batch, [collate([example]) for example in examples]
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     if not isinstance(mask, Tensor) or mask.dim() != 2:
-        return [collate([example]) for example in examples]
+        return batch, [collate([example]) for example in examples]
     found: list[Any] = []
     for row in range(len(mask)):
         here = mask[row] != 0
@@ -136,4 +222,16 @@ def _apart(batch: Any, collate: Callable[[list[Any]], Any], examples: list[Any])
                     value = value[:, here]
             one[name] = value
         found.append(one)
-    return found
+    return batch, found
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two batches have the same tensors."""
+    pairs = zip(pytree.tree_leaves(dict(first)), pytree.tree_leaves(dict(second)), strict=True)
+    return all(a.equal(b) for a, b in pairs if isinstance(a, Tensor))
+
+
+def _length(example: Any) -> int:
+    """Of the longest sequence in an example."""
+    values: Any = example.values() if isinstance(example, Mapping) else [example]
+    return max((len(v) for v in values if hasattr(v, "__len__")), default=1)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+# Prompts that PEFT computes once for a whole batch.
+_PROMPTS = ("PROMPT_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING")
 # What collators for packed rows add to a batch.
 _PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "seq_lengths")
 
@@ -58,11 +60,32 @@ def check_arguments(args: Any) -> None:
             "include_num_input_tokens_seen must be 'no': the number of tokens in private batches "
             "would be written beside the model without noise"
         )
+    if getattr(args, "neftune_noise_alpha", None):
+        raise ValueError(
+            "neftune_noise_alpha must be left out: how much it adds depends on how long the other "
+            "examples of a batch are"
+        )
     if args.deepspeed or args.fsdp:
         raise ValueError(
             "deepspeed and fsdp must be left out; for sharded models use "
             "corrnoise.torch.PrivacyEngine with fully_shard"
         )
+
+
+def check_adapters(model: Any) -> None:
+    """Raise if adapters of PEFT run once for a whole batch.
+
+    Args:
+        model: to be trained.
+    """
+    for config in getattr(model, "peft_config", {}).values():
+        kind = str(getattr(config.peft_type, "value", config.peft_type))
+        if kind in _PROMPTS:
+            raise ValueError(
+                f"{kind} of PEFT computes its prompt once and repeats it for every example, so "
+                "that gradients of single examples cannot be told apart; use PrefixTuningConfig or "
+                "LoraConfig"
+            )
 
 
 class OneRowEach:

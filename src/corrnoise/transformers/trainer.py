@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from transformers.trainer_utils import TrainOutput
 
 from corrnoise import samplings
@@ -24,13 +24,12 @@ from corrnoise.torch import Adam, AdamW, PrivacyEngine, checkpoint, workload_of
 from corrnoise.transformers import losses
 from corrnoise.transformers.batches import LogicalBatches
 from corrnoise.transformers.files import STATE, last_checkpoint, write_beside
-from corrnoise.transformers.refusals import OneRowEach, check_arguments
+from corrnoise.transformers.refusals import OneRowEach, check_adapters, check_arguments
 
 # The optimizers of torch that have a counterpart that knows the noise.
 _AWARE: dict[Any, Any] = {torch.optim.Adam: Adam, torch.optim.AdamW: AdamW}
 # Numbers of the loop that are computed from private examples without noise.
 _PRIVATE = ("loss", "train_loss", "grad_norm", "total_flos")
-_LOOKED_AT = 64  # examples of which those of extreme lengths test the loss
 
 
 class Trainer(transformers.Trainer):
@@ -102,14 +101,16 @@ class Trainer(transformers.Trainer):
         self._plan, self._mechanism, self._num_bands = plan, mechanism, num_bands
         self._sampling = sampling
         self._publishes: Literal["steps", "checkpoints"] = publishes
-        self._folder = folder = Path(args.output_dir)
+        self._folder = folder = Path(args.output_dir).absolute()
         self._key = folder.with_name(folder.name + ".key") if key is None else key
         self._ledger = folder / "ledger" if ledger is None else Path(ledger)
         self._log_training_loss = log_training_loss
         self._resumed: Path | None = None
+        self._in_step = False  # whether a loss is that of training
         self.engine: PrivacyEngine | None = None
         self._batches: LogicalBatches | None = None
         super().__init__(model, args, *positional, **options)
+        self._given = (self.optimizer, self.lr_scheduler)
         self.add_callback(_Run(self))
 
     @property
@@ -137,6 +138,8 @@ class Trainer(transformers.Trainer):
                 f"{self._resumed} without {STATE}; load its weights into the model and begin a "
                 "new run"
             )
+        if self.engine is not None:  # a run of its own again, also one that was interrupted
+            self.optimizer, self.lr_scheduler = self._given
         try:
             found = super().train(resume_from_checkpoint or None, *args, **options)
         finally:
@@ -149,6 +152,11 @@ class Trainer(transformers.Trainer):
 
     def get_train_dataloader(self) -> Any:
         """The batches of the run: an item for each step."""
+        if isinstance(self.train_dataset, IterableDataset):
+            raise ValueError(
+                "train_dataset must have indices, got an IterableDataset; the plan says which "
+                "example takes part when: load it as a map-style dataset, without streaming=True"
+            )
         prepared = super().get_train_dataloader()
         given: Any = getattr(prepared, "base_dataloader", prepared)
         batch_size = self.args.per_device_train_batch_size * self._accumulated
@@ -176,10 +184,14 @@ class Trainer(transformers.Trainer):
     def training_step(self, model: nn.Module, inputs: Any, *_: Any, **__: Any) -> Tensor:
         """Forward and backward for every piece of a batch; the mean loss of its examples."""
         total, count = torch.zeros((), device=self.args.device), 0
-        for piece in inputs:
-            size = len(next(v for v in piece.values() if isinstance(v, Tensor)))
-            total = total + size * super().training_step(model, piece)
-            count += size
+        self._in_step = True
+        try:
+            for piece in inputs:
+                size = len(next(v for v in piece.values() if isinstance(v, Tensor)))
+                total = total + size * super().training_step(model, piece)
+                count += size
+        finally:
+            self._in_step = False
         return total / max(count, 1)
 
     def compute_loss(
@@ -190,7 +202,7 @@ class Trainer(transformers.Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """As in transformers, but in training every example counts alike, however long it is."""
-        if not model.training:
+        if not self._in_step:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         loss, outputs = self._mean_over_examples(model, inputs)
         return (loss, outputs) if return_outputs else loss
@@ -225,7 +237,8 @@ class Trainer(transformers.Trainer):
 
     def _mean_over_examples(self, model: Any, inputs: Mapping[str, Any]) -> tuple[Tensor, Any]:
         given = dict(inputs)
-        shift = losses.shift_of(self.accelerator.unwrap_model(model))
+        inner = self.accelerator.unwrap_model(model, keep_torch_compile=False)
+        shift = losses.shift_of(inner)
         labels = given.get("labels")
         if shift is None or labels is None or self.compute_loss_func is not None:
             pair: Any = super().compute_loss(model, given, return_outputs=True)
@@ -240,6 +253,7 @@ class Trainer(transformers.Trainer):
         """Start the run, when the loop is about to begin: model and optimizer are ready."""
         assert self._batches is not None
         plain, model = self._batches.plain, cast(nn.Module, self.model_wrapped)
+        check_adapters(self.model)
         self._check_loss(model, plain)
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
         state = None if self._resumed is None else checkpoint.load(self._resumed / STATE)
@@ -262,12 +276,17 @@ class Trainer(transformers.Trainer):
         self, plain: DataLoader[Any], optimizer: Any, state: Mapping[str, Any] | None
     ) -> Plan:
         """The plan that was given, that of the run that is resumed, or the planner's."""
+        num_steps = int(self.state.max_steps)
         if self._plan is not None:
+            if num_steps > self._plan.num_steps:
+                raise ValueError(
+                    f"the run must not be longer than its plan, {self._plan.num_steps} steps, got "
+                    f"{num_steps} by num_train_epochs or max_steps"
+                )
             return self._plan
         epsilon, delta = self._target
         assert epsilon is not None
         assert delta is not None
-        num_steps = int(self.state.max_steps)
         if state is not None:
             found = Plan.from_json(state["header"]["plan"])
             if (found.epsilon, found.delta, found.num_steps) != (epsilon, delta, num_steps):
@@ -277,6 +296,12 @@ class Trainer(transformers.Trainer):
                     f"for {num_steps}; restore them, or begin a new run in a new output_dir"
                 )
             return found
+        if num_steps < len(plain):
+            raise ValueError(
+                f"max_steps must be at least one epoch, {len(plain)} steps, got {num_steps}: the "
+                "batches of a plan go through all examples; for a quick look take fewer of them, "
+                "train_dataset.select(range(100))"
+            )
         workload = workload_of(optimizer, num_steps)
         if workload.momentum is None or workload.decay is None:
             raise ValueError(
@@ -298,18 +323,17 @@ class Trainer(transformers.Trainer):
 
     def _check_loss(self, model: nn.Module, plain: DataLoader[Any]) -> None:
         """Raise unless the loss treats the examples of a batch apart, with padding too."""
-        dataset: Any = plain.dataset
-        before = checkpoint.generators()
-        some = [dataset[i] for i in range(min(_LOOKED_AT, len(dataset)))]
-        checkpoint.set_generators(before)
-        some.sort(key=_length)
-        picked = [some[i] for i in sorted({0, len(some) // 3, 2 * len(some) // 3, len(some) - 1})]
 
         def loss(batch: Any) -> Tensor:
             inputs: Any = self._prepare_inputs(batch)
-            return self._mean_over_examples(model, inputs)[0]
+            found: Any = self.compute_loss(model, inputs, num_items_in_batch=None)
+            return found
 
-        losses.check(model, loss, plain.collate_fn, picked)
+        self._in_step = True
+        try:
+            losses.check(model, loss, plain.collate_fn, losses.picked(plain.dataset))
+        finally:
+            self._in_step = False
 
     def _about(self) -> dict[str, Any]:
         model: Any = self.model
@@ -350,12 +374,6 @@ class _Run(transformers.TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The weights are final."""
         self._trainer.finish()
-
-
-def _length(example: Any) -> int:
-    """Of the longest sequence in an example."""
-    values: Any = example.values() if isinstance(example, Mapping) else [example]
-    return max((len(v) for v in values if hasattr(v, "__len__")), default=0)
 
 
 __all__ = ["Trainer"]

@@ -61,7 +61,8 @@ def contribute(
     def run(params: Mapping[str, Tensor], rows: Sequence[Any]) -> list[Tensor]:
         whole = [row[None] if many else row for row, many in zip(rows, batched, strict=True)]
         args, kwargs = pytree.tree_unflatten(whole, spec)
-        found = functional_call(module, {**own, **params}, args, kwargs)
+        # A parameter that a layer inside holds too counts there: it is replaced under one name.
+        found = functional_call(module, {**own, **params}, args, kwargs, tie_weights=False)
         return examples_first(module, tensors(found))
 
     def along(

@@ -1,0 +1,249 @@
+"""What the Trainer looks at before its first step: losses, collators, buffers and arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+pytest.importorskip("transformers")
+pytest.importorskip("datasets")
+
+import texts as t
+from training import KEY
+from transformers import (
+    BertForQuestionAnswering,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+    TrainerCallback,
+    default_data_collator,
+)
+
+from corrnoise.noise import Key
+from corrnoise.transformers import Trainer
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*:UserWarning"
+)
+PAD, TOKENS = (
+    DataCollatorWithPadding(t.tokenizer()),
+    DataCollatorForTokenClassification(t.tokenizer()),
+)
+ALONE = "must be a mean over examples, each by itself"
+
+
+def weighted(outputs, labels, num_items_in_batch=None):
+    """The mean over a batch with weights of classes, by the sum of its weights."""
+    return nn.functional.cross_entropy(outputs.logits, labels, weight=torch.tensor([1.0, 9.0]))
+
+
+class Weighted(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        return weighted(model(**inputs), labels)
+
+
+class Centred(nn.Module):
+    """Takes the mean of the batch away, in training alone."""
+
+    def forward(self, x):
+        return x - x.mean(0) if self.training else x
+
+
+class Remembers(nn.Module):
+    """Keeps a mean of what it saw."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean())
+        return x
+
+
+def joined(rows):
+    """Each text with that of another example behind it."""
+    pairs = [r["input_ids"] + rows[i - 1]["input_ids"] for i, r in enumerate(rows)]
+    return PAD(
+        [
+            {"input_ids": ids, "attention_mask": [1] * len(ids), "labels": row["labels"]}
+            for ids, row in zip(pairs, rows, strict=True)
+        ]
+    )
+
+
+def with_pooler(part):
+    model = t.bert()
+    model.bert.pooler = nn.Sequential(model.bert.pooler, part)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: t.trainer(p, kind=Weighted, plan=t.PLAN), ALONE),
+        (lambda p: t.trainer(p, compute_loss_func=weighted), ALONE),
+        (lambda p: t.trainer(p, data_collator=joined), ALONE),
+        (lambda p: t.trainer(p, with_pooler(Centred())), ALONE),
+        (lambda p: t.trainer(p, with_pooler(Remembers())), "buffers as they are, but .*mean"),
+    ],
+    ids=["override", "class-weights", "collator", "training-mode", "buffer"],
+)
+def test_what_mixes_examples_is_refused_wherever_it_is(tmp_path, make, message):
+    run = make(tmp_path / "run")
+    before = t.weights(run.model)
+    with pytest.raises(ValueError, match=message):
+        run.train()
+    assert torch.equal(t.weights(run.model), before)
+    assert not (tmp_path / "run" / "ledger").exists()
+
+
+def test_examples_of_every_label_are_looked_at(tmp_path):
+    """IMDB's reviews are sorted by label: the first ones have one alone."""
+    rows = sorted(t.texts().to_list(), key=lambda row: row["labels"])
+    with pytest.raises(ValueError, match=ALONE):
+        t.trainer(tmp_path / "run", train_dataset=rows, compute_loss_func=weighted).train()
+
+
+def test_long_examples_far_behind_are_looked_at(tmp_path):
+    class TokenMean(type(t.gpt2())):  # a kind that we do not know: its own loss counts
+        pass
+
+    rows = [{**row, "labels": row["input_ids"]} for row in t.texts(400).to_list()]
+    for row in rows[:300]:
+        for name in row:
+            row[name] = (row[name] * 4)[:4]
+    model = TokenMean(t.gpt2().config)
+    with pytest.raises(ValueError, match=ALONE):
+        t.trainer(
+            tmp_path / "run", model, train_dataset=rows, data_collator=TOKENS, plan=None,
+            target_epsilon=8.0, target_delta=1e-3, sampling="fixed", mechanism="bisr",
+        ).train()  # fmt: skip
+
+
+def padded(row, size=16):
+    """A row with the padding in the dataset, as ``padding="max_length"`` makes it."""
+    ids = row["input_ids"]
+    rest = [0] * (size - len(ids))
+    mask = [1] * len(ids) + rest
+    return {
+        "input_ids": ids + rest,
+        "attention_mask": mask,
+        "start_positions": 1,
+        "end_positions": 2,
+    }
+
+
+def no_text(rows, label):
+    rows[5] = {"input_ids": [], "attention_mask": [], "labels": label}
+    return rows
+
+
+def no_labels():
+    rows = t.texts(labels="tokens").to_list()
+    for row in rows[:-1]:
+        row["labels"] = [-100] * len(row["labels"])
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "collator"),
+    [
+        (lambda: BertForQuestionAnswering(t.bert().config),
+         lambda: list(map(padded, t.texts())), default_data_collator),
+        (t.gpt2, lambda: no_text(t.texts(labels="tokens").to_list(), []), TOKENS),
+        (t.bert, lambda: no_text(t.texts().to_list(), 0), PAD),
+        (t.gpt2, no_labels, TOKENS),
+    ],
+    ids=["padding in the dataset", "an empty text", "an empty text with a class", "no labels"],
+)  # fmt: skip
+def test_what_treats_examples_apart_is_taken(tmp_path, model, data, collator):
+    run = t.trainer(tmp_path / "run", model(), train_dataset=data(), data_collator=collator)
+    run.train()
+    assert run.engine.steps_taken == 16
+
+
+def test_a_model_that_stays_in_evaluation_mode_is_trained_with_the_loss_of_training(tmp_path):
+    """The loss of language models has every example count alike, not every token."""
+    model = t.gpt2().eval()
+    model.train = lambda mode=True: model
+    data = {"train_dataset": t.texts(labels="tokens"), "data_collator": TOKENS}
+    run = t.trainer(tmp_path / "run", model, key=KEY, **data)
+    run.train()
+    plain = t.gpt2()
+    for part in plain.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        for name in ("dropout", "attn_pdrop", "resid_pdrop"):
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.0)
+    again = t.trainer(tmp_path / "again", plain, key=KEY, **data)
+    again.train()
+    assert torch.allclose(t.weights(model), t.weights(plain), atol=1e-5)
+
+
+def test_an_interrupted_trainer_trains_on(tmp_path):
+    """As in a notebook: Ctrl-C, then the same cell again."""
+
+    class Stop(TrainerCallback):
+        stopped = False
+
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 7 and not self.stopped:
+                self.stopped = True
+                raise KeyboardInterrupt
+
+    key = Key.from_bytes(bytes(range(1, 33)))
+    whole = t.trainer(tmp_path / "whole", key=key)
+    whole.train()
+    run = t.trainer(tmp_path / "run", key=key, callbacks=[Stop()])
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    run.train(resume_from_checkpoint=True)
+    assert torch.equal(t.weights(run.model), t.weights(whole.model))
+    with pytest.raises(ValueError, match="resume from its checkpoint"):
+        run.train()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(t.texts().to_list())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_dataset": Stream()}, "must have indices, got an IterableDataset"),
+        ({"args": {"num_train_epochs": 6}}, "not be longer than its plan, 16 steps, got 24"),
+        (
+            {"args": {"max_steps": 3}, "plan": None, "target_epsilon": 8.0, "target_delta": 1e-3},
+            "at least one epoch, 4 steps, got 3",
+        ),
+        ({"args": {"neftune_noise_alpha": 5.0}}, "neftune_noise_alpha must be left out"),
+    ],
+    ids=["stream", "long", "short", "neftune"],
+)
+def test_first_errors_name_the_remedy(tmp_path, options, message):
+    place = tmp_path / "run"
+    args = t.arguments(place, **options.pop("args", {"max_steps": 4}))
+    with pytest.raises(ValueError, match=message):
+        t.trainer(place, args=args, **options).train()
+
+
+def test_prompts_that_are_computed_once_for_a_batch_are_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4)
+    with pytest.raises(ValueError, match=r"PROMPT_TUNING .* use PrefixTuningConfig or LoraConfig"):
+        t.trainer(tmp_path / "run", peft.get_peft_model(t.bert(), config)).train()
+
+
+def test_the_working_folder_can_be_the_output(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    run = t.trainer(".")
+    run.train()
+    assert (tmp_path / "run.key").exists()
+    assert (tmp_path / "run" / "privacy-statement.txt").exists()

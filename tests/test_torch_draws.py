@@ -14,7 +14,7 @@ from training import KEY, dataset, loader, model, private, train, weights
 
 from corrnoise.noise import Key
 from corrnoise.torch import PrivacyEngine
-from corrnoise.torch.draws import StepDraws
+from corrnoise.torch.draws import StepDraws, undisturbed
 
 STEPS = 12  # two epochs
 OTHER = Key.from_bytes(bytes(range(1, 33)))
@@ -157,3 +157,17 @@ def test_each_process_draws_its_own():
     assert len({torch_drew for torch_drew, _, _ in found}) == 8
     assert len({numpy_drew for _, numpy_drew, _ in found}) == 8
     assert len({python_drew for _, _, python_drew in found}) == 8
+
+
+def test_what_happens_once_in_a_process_moves_no_generator():
+    def draw():
+        return float(torch.rand(())), float(np.random.rand()), random.random()  # noqa: NPY002
+
+    draws = StepDraws(b"key", 0)
+    draws.begin(3)
+    expected = draw()
+    draws.restart()
+    draws.begin(3)
+    with undisturbed():
+        draw()
+    assert draw() == expected

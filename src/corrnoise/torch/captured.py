@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from corrnoise.planning import Plan
+from corrnoise.torch.draws import undisturbed
 from corrnoise.torch.one_pass import OnePassSums
 
 # Before a graph is captured, its work must have run a few times.
@@ -107,7 +108,8 @@ class CapturedStep:
 
     def _replay(self) -> None:
         if self._graph is None:
-            self._capture()
+            with undisturbed():
+                self._capture()
         assert self._graph is not None
         self._sums.clipper.begin()
         self._graph.replay()

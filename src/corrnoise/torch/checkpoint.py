@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
-import numpy as np
 import torch
 
 from corrnoise import _files
@@ -62,28 +60,6 @@ def previous(path: str | os.PathLike[str]) -> Path:
     """Where the checkpoint before this one lies."""
     place = Path(path)
     return place.with_name(place.name + ".previous")
-
-
-def generators() -> dict[str, Any]:
-    """The state of every generator that a training step may draw from."""
-    kind, words, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": [kind, torch.from_numpy(np.array(words)), position, has_gauss, gauss],
-        "python": random.getstate(),
-    }
-
-
-def set_generators(state: Mapping[str, Any]) -> None:
-    """The inverse of ``generators``."""
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.device_count() == len(state["cuda"]):
-        torch.cuda.set_rng_state_all(state["cuda"])
-    kind, words, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((kind, words.numpy(), position, has_gauss, gauss))  # noqa: NPY002
-    version, inner, gauss_next = state["python"]
-    random.setstate((version, tuple(inner), gauss_next))
 
 
 class _Writer:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -59,6 +60,25 @@ class StepDraws:
             torch.cuda.manual_seed_all(numbers[0])
         if torch.backends.mps.is_available():
             torch.mps.manual_seed(numbers[0])
+
+
+@contextmanager
+def undisturbed() -> Generator[None]:
+    """Leave the generators as they were, whatever is drawn: for what happens once in a process.
+
+    A resumed run would else draw other numbers than one that was not interrupted.
+    """
+    cuda = torch.cuda.is_initialized()
+    kept = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    devices = torch.cuda.get_rng_state_all() if cuda else []
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept[0])
+        random.setstate(kept[1])
+        np.random.set_state(kept[2])  # noqa: NPY002
+        if cuda:
+            torch.cuda.set_rng_state_all(devices)
 
 
 def seed(numbers: tuple[int, int, int]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from transformers.models.auto import modeling_auto
 
-from corrnoise.torch import checkpoint
+from corrnoise.torch.draws import undisturbed
 
 _IGNORED = -100
 _LOOKED_AT, _LABELS = 256, 4  # examples that some are chosen from, and classes among those
@@ -69,10 +69,10 @@ def picked(dataset: Any) -> list[Any]:
     Args:
         dataset: with indices.
     """
-    before, size = checkpoint.generators(), len(dataset)
+    size = len(dataset)
     count = min(_LOOKED_AT, size)
-    some = [dataset[i * (size - 1) // max(count - 1, 1)] for i in range(count)]
-    checkpoint.set_generators(before)
+    with undisturbed():
+        some = [dataset[i * (size - 1) // max(count - 1, 1)] for i in range(count)]
     some = [example for example in some if _length(example)] or some
     some.sort(key=_length)
     found = {0, len(some) // 3, 2 * len(some) // 3, len(some) - 1}
@@ -104,28 +104,19 @@ def check(
     """
     if len(examples) < 2:
         return
-    modes = [(part, part.training) for part in model.modules()]
     params = [param for param in model.parameters() if param.requires_grad]
-    before = checkpoint.generators()
-    try:
+    with undisturbed(), _modes_kept(model), _no_dropout():
         batch, parts = _apart(collate, examples)
-        for part, _ in modes:
-            part.training = True
-        with _no_dropout():
-            _check_buffers(model, loss, batch)
+        _set_training(model, True)
+        _check_buffers(model, loss, batch)
+        whole = _gradient(loss(batch), params)
+        torch.manual_seed(torch.initial_seed() + 1)
+        if _far(whole, _gradient(loss(batch), params)) > _REPEATED:
+            _set_training(model, False)
             whole = _gradient(loss(batch), params)
-            torch.manual_seed(torch.initial_seed() + 1)
-            if _far(whole, _gradient(loss(batch), params)) > _REPEATED:
-                for part, _ in modes:
-                    part.training = False
-                whole = _gradient(loss(batch), params)
-            alone = _gradient(loss(parts[0]), params) / len(parts)
-            for part in parts[1:]:
-                alone += _gradient(loss(part), params) / len(parts)
-    finally:
-        for part, mode in modes:
-            part.training = mode
-        checkpoint.set_generators(before)
+        alone = _gradient(loss(parts[0]), params) / len(parts)
+        for part in parts[1:]:
+            alone += _gradient(loss(part), params) / len(parts)
     far = _far(whole, alone)
     exact = all(p.dtype == torch.float32 for p in params) and not _reduced(model)
     if not far <= (1e-3 if exact else 0.05):
@@ -136,6 +127,23 @@ def check(
             "one with weights of classes or without some of the examples, and outputs must not "
             "change with the padding (pass attention_mask, pad on the right): nothing was released"
         )
+
+
+@contextmanager
+def _modes_kept(model: nn.Module) -> Generator[None]:
+    """Each part of a model is in the mode again that it was in."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _set_training(model: nn.Module, mode: bool) -> None:
+    """As ``model.train(mode)``, also for models that forbid it."""
+    for part in model.modules():
+        part.training = mode
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping.fallback import tensors
+from corrnoise.torch.draws import undisturbed
 
 
 def check_separate(
@@ -88,11 +89,11 @@ def check_loss(
 
 @contextlib.contextmanager
 def _in_evaluation(model: nn.Module) -> Generator[None]:
-    """Without gradients, dropout and the like, and the warnings about that."""
+    """Without gradients, dropout and the like, and the warnings about that; draws nothing."""
     modes = [(part, part.training) for part in model.modules()]
     model.eval()
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), undisturbed(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -425,6 +425,27 @@ class Mixing(nn.Module):
         return y - y.mean(0)
 
 
+class MixingInTraining(Mixing):
+    """Beside dropout, and not in evaluation."""
+
+    def forward(self, x):
+        y = functional.dropout(self.layer(x), 0.3, self.training)
+        return y - y.mean(0) if self.training else y
+
+
+class Remembering(nn.Module):
+    """Keeps a mean of what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, x):
+        self.mean += 0.1 * (x.detach().mean(0) - self.mean)
+        return self.layer(x)
+
+
 class Outside(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -471,6 +492,8 @@ class Table(nn.Module):
     ("model", "shape", "message"),
     [
         (Mixing(), (6, 5), "must treat the examples of a batch apart"),
+        (MixingInTraining(), (6, 5), "must treat the examples of a batch apart"),
+        (Remembering(), (6, 5), "must not put what it sees of examples into buffers, but 'mean'"),
         (Outside(), (6, 5), "'layer.weight' must be used by its own layer alone"),
         (Flattened(), (6, 3, 5), "'layer' must see one row for each of the"),
         (Relative(nn.Embedding(9, 1)), (6, 6, 5), "'table' must see .* but for 2 of them alone"),
@@ -492,6 +515,41 @@ def test_what_cannot_be_clipped_is_refused_in_words(model, shape, message):
     with pytest.raises(ValueError, match=message):
         work()
     assert clipper.examples == 0
+
+
+class Kept(nn.Module):
+    """A frozen layer in evaluation mode inside a model that is trained, as backbones are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(5), nn.Linear(5, 4)
+        self.norm.requires_grad_(False)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        self.steps += 1.0  # whatever the examples are
+        return self.layer(self.norm(x))
+
+
+def test_looking_at_a_model_leaves_no_trace():
+    model = Kept().train()
+    torch.manual_seed(1)
+    clipper = Clipper(model, list(model.layer.parameters()), 1.0)
+    x = torch.randn(6, 5)
+    before = torch.get_rng_state()
+    value(model(x)).mean().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert clipper.examples == 0
+    assert len(clipper.sums()) > 0
+    assert clipper.examples == 6
+    assert (float(model.steps), int(model.norm.num_batches_tracked)) == (1.0, 0)
+    assert not model.norm.training
+    assert model.layer.training
 
 
 def test_a_handler_of_the_user_is_used():

@@ -88,7 +88,7 @@ def with_pooler(part):
         (lambda p: t.trainer(p, compute_loss_func=weighted), ALONE),
         (lambda p: t.trainer(p, data_collator=joined), ALONE),
         (lambda p: t.trainer(p, with_pooler(Centred())), ALONE),
-        (lambda p: t.trainer(p, with_pooler(Remembers())), "buffers as they are, but .*mean"),
+        (lambda p: t.trainer(p, with_pooler(Remembers())), "into buffers, but .*mean"),
     ],
     ids=["override", "class-weights", "collator", "training-mode", "buffer"],
 )

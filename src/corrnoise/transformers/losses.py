@@ -7,8 +7,7 @@ mean over examples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +16,14 @@ from torch.utils import _pytree as pytree
 from transformers.models.auto import modeling_auto
 
 from corrnoise.torch.draws import undisturbed
+from corrnoise.torch.looking import (
+    buffers,
+    check_buffers,
+    evaluate,
+    looking,
+    reseed,
+    set_buffers,
+)
 
 _IGNORED = -100
 _LOOKED_AT, _LABELS = 256, 4  # examples that some are chosen from, and classes among those
@@ -105,14 +112,14 @@ def check(
     if len(examples) < 2:
         return
     params = [param for param in model.parameters() if param.requires_grad]
-    with undisturbed(), _modes_kept(model), _no_dropout():
+    with looking(model):
         batch, parts = _apart(collate, examples)
-        _set_training(model, True)
-        _check_buffers(model, loss, batch)
+        model.train()  # as the loop does
+        _check_buffers(model, loss, batch, parts[0])
         whole = _gradient(loss(batch), params)
-        torch.manual_seed(torch.initial_seed() + 1)
+        reseed()
         if _far(whole, _gradient(loss(batch), params)) > _REPEATED:
-            _set_training(model, False)
+            evaluate(model)
             whole = _gradient(loss(batch), params)
         alone = _gradient(loss(parts[0]), params) / len(parts)
         for part in parts[1:]:
@@ -129,64 +136,20 @@ def check(
         )
 
 
-@contextmanager
-def _modes_kept(model: nn.Module) -> Generator[None]:
-    """Each part of a model is in the mode again that it was in."""
-    modes = [(part, part.training) for part in model.modules()]
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
-def _set_training(model: nn.Module, mode: bool) -> None:
-    """As ``model.train(mode)``, also for models that forbid it."""
-    for part in model.modules():
-        part.training = mode
-
-
-@contextmanager
-def _no_dropout() -> Generator[None]:
-    """Dropout does nothing, also inside attention, and where a layer is computed once more."""
-    dropout, attention = nn.functional.dropout, nn.functional.scaled_dot_product_attention
-
-    def attend(query: Any, key: Any, value: Any, mask: Any = None, _: Any = 0.0, *args: Any,
-               **options: Any) -> Any:  # fmt: skip
-        options.pop("dropout_p", None)
-        mask = options.pop("attn_mask", mask)
-        return attention(query, key, value, mask, 0.0, *args, **options)
-
-    changed: Any = nn.functional
-    changed.dropout = lambda inputs, *_, **__: inputs
-    changed.scaled_dot_product_attention = attend
-    try:
-        yield
-    finally:
-        changed.dropout, changed.scaled_dot_product_attention = dropout, attention
-
-
 def _far(first: Tensor, second: Tensor) -> float:
     """The relative distance of two gradients; 0 where there is none."""
     scale = max(float(torch.linalg.vector_norm(each)) for each in (first, second))
     return float(torch.linalg.vector_norm(first - second)) / scale if scale else 0.0
 
 
-def _check_buffers(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any) -> None:
+def _check_buffers(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any, part: Any) -> None:
     """Raise if a training step would write what it sees of examples into the model."""
-    buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
-    old = {name: buffer.clone() for name, buffer in buffers.items()}
-    loss(batch)
-    after = dict(model.named_buffers())
-    changed = [name for name, buffer in old.items() if not torch.equal(buffer, after[name])]
-    for name, buffer in old.items():
-        buffers[name].copy_(buffer)
-    if changed:
-        raise ValueError(
-            f"a training step must leave the model's buffers as they are, but {changed[0]!r} "
-            "changes with the examples, and would be saved without noise; freeze it, or use a "
-            "layer without such statistics"
-        )
+    before, found = buffers(model), []
+    for each in (batch, part):
+        loss(each)
+        found.append(buffers(model))
+        set_buffers(model, before)
+    check_buffers(*found)
 
 
 def _gradient(loss: Tensor, params: list[nn.Parameter]) -> Tensor:
@@ -213,7 +176,7 @@ def _apart(collate: Callable[[list[Any]], Any], examples: list[Any]) -> tuple[An
     alone: then its row of the batch is taken, without its padding.
     """
     batch = collate(examples)
-    torch.manual_seed(torch.initial_seed() + 1)
+    reseed()
     if _same(batch, collate(examples)):
         return batch, [collate([example]) for example in examples]
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None

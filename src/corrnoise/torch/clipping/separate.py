@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,7 +11,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping.fallback import tensors
-from corrnoise.torch.draws import undisturbed
+from corrnoise.torch.looking import (
+    buffers,
+    check_buffers,
+    evaluate,
+    looking,
+    reseed,
+    set_buffers,
+)
 
 
 def check_separate(
@@ -25,8 +30,9 @@ def check_separate(
 ) -> None:
     """Raise if the first examples' outputs depend on who else is in the batch.
 
-    The model runs twice without gradients, as in evaluation: on the whole batch, and on its first
-    examples.
+    The model runs without gradients on the whole batch and on its first examples: as in training
+    without dropout, and where something else is random then, as in evaluation. Buffers must not
+    depend on the examples either.
 
     Args:
         model: whoever watches its calls must look away.
@@ -38,22 +44,50 @@ def check_separate(
     rows = min(2, examples - 1)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     some = [leaf[:rows] if _batched(leaf, examples) else leaf for leaf in leaves]
-    with _in_evaluation(model):
-        whole = tensors(model(*args, **kwargs))
-        few_args, few_kwargs = pytree.tree_unflatten(some, spec)
+    few_args, few_kwargs = pytree.tree_unflatten(some, spec)
+    seen: list[dict[str, Tensor]] = []
+
+    def run(rows: int | None) -> list[Tensor]:
+        if rows is None:
+            return tensors(model(*args, **kwargs))
         with watched(rows):
-            few = tensors(model(*few_args, **few_kwargs))
-    for a, b in zip(whole, few, strict=True):
+            return tensors(model(*few_args, **few_kwargs))
+
+    with torch.no_grad(), looking(model):
+        before = buffers(model)
+        whole = run(None)
+        seen.append(buffers(model))
+        set_buffers(model, before)
+        reseed()
+        again = run(None)
+        set_buffers(model, before)
+        few = run(rows)
+        seen.append(buffers(model))
+        set_buffers(model, before)
+        evaluate(model)
+        calm, calm_few = run(None), run(rows)
+    random = any(_far(a, b) > _tolerance(a) for a, b in zip(whole, again, strict=True))
+    for a, b in zip(*((calm, calm_few) if random else (whole, few)), strict=True):
         if not _batched(a, examples) or len(b) != rows:
             continue
-        far = torch.linalg.vector_norm((a[:rows] - b).float())
-        size = torch.linalg.vector_norm(b.float())
-        if not far <= _tolerance(a) * size + 1e-6:
+        far = _far(b, a[:rows])
+        if not far <= _tolerance(a):
             raise ValueError(
                 "the model must treat the examples of a batch apart, but the output for the first "
-                f"{rows} changes by {float(far / size):.1%} when the others are there; replace "
+                f"{rows} changes by {far:.1%} when the others are there; replace "
                 "what mixes them, such as batch normalisation: nothing was released"
             )
+    if not random:
+        check_buffers(*seen)
+
+
+def _far(wanted: Tensor, found: Tensor) -> float:
+    """How far two outputs are apart, relative; 0 where both are tiny."""
+    if wanted.shape != found.shape:
+        return float("inf")
+    far = torch.linalg.vector_norm((found - wanted).float())
+    size = torch.linalg.vector_norm(wanted.float())
+    return 0.0 if far <= 1e-6 else float(far / size)
 
 
 def check_loss(
@@ -72,7 +106,8 @@ def check_loss(
     count = min(4, len(batch[0]))
     if count < 2:
         return
-    with _in_evaluation(model):
+    with torch.no_grad(), looking(model):
+        evaluate(model)
         whole = loss(*(part[:count] for part in batch)).double()
         alone = [loss(*(part[i : i + 1] for part in batch)).double() for i in range(count)]
     wanted = torch.stack(alone).sum() / (count if mean else 1)
@@ -85,20 +120,6 @@ def check_loss(
             f"{float(wanted):.6g}; take the loss of each example first (a mean over all tokens of "
             "a batch is none), or set loss_reduction: nothing was released"
         )
-
-
-@contextlib.contextmanager
-def _in_evaluation(model: nn.Module) -> Generator[None]:
-    """Without gradients, dropout and the like, and the warnings about that; draws nothing."""
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad(), undisturbed(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
 
 
 def _batched(leaf: Any, examples: int) -> bool:

@@ -1,0 +1,88 @@
+"""Running a model to look at it: as in training, but without dropout, and without a trace."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from corrnoise.torch.draws import undisturbed
+
+
+@contextmanager
+def looking(model: nn.Module) -> Generator[None]:
+    """Dropout does nothing, and modes, buffers and generators are afterwards what they were."""
+    modes = [(part, part.training) for part in model.modules()]
+    before = buffers(model)
+    try:
+        with undisturbed(), without_dropout(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+        set_buffers(model, before)
+
+
+def evaluate(model: nn.Module) -> None:
+    """As ``model.eval()``, also for models that forbid it."""
+    for part in model.modules():
+        part.training = False
+
+
+def reseed() -> None:
+    """Whatever is drawn next is not what was drawn before."""
+    torch.manual_seed(torch.initial_seed() + 1)
+
+
+def buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the floating-point buffers, by their names."""
+    return {
+        name: buffer.detach().clone()
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point()
+    }
+
+
+def set_buffers(model: nn.Module, values: dict[str, Tensor]) -> None:
+    """Put copies back."""
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in values and not buffer.equal(values[name]):
+                buffer.copy_(values[name])
+
+
+def check_buffers(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
+    """Raise if buffers, each from the same start, have become different with different examples."""
+    for name, value in first.items():
+        other = second.get(name, value)
+        if value.shape != other.shape or not value.equal(other):
+            raise ValueError(
+                f"a training step must not put what it sees of examples into buffers, but {name!r} "
+                "changes with them, and would be saved without noise; freeze it, or use a layer "
+                "without such statistics: nothing was released"
+            )
+
+
+@contextmanager
+def without_dropout() -> Generator[None]:
+    """Dropout does nothing, also inside attention, and where a layer is computed once more."""
+    dropout, attention = nn.functional.dropout, nn.functional.scaled_dot_product_attention
+
+    def attend(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        *args: Any, **options: Any,
+    ) -> Any:  # fmt: skip
+        return attention(query, key, value, attn_mask, 0.0, *args, **options)
+
+    changed: Any = nn.functional
+    changed.dropout = lambda inputs, *_, **__: inputs
+    changed.scaled_dot_product_attention = attend
+    try:
+        yield
+    finally:
+        changed.dropout, changed.scaled_dot_product_attention = dropout, attention

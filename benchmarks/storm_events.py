@@ -157,7 +157,7 @@ class Events:
     def limit(self) -> Result:
         """The kernel lets no file grow beyond a limit, in the middle of a write."""
         run = self._run()
-        size = self._dice.randrange(15_000)
+        size = self._dice.randrange(4_500)  # a checkpoint has more
         return self._survived("any file", run, self._new(run), None, limit=size)
 
     def small(self) -> Result:

@@ -38,7 +38,7 @@ TUNING = Tuning() if CUDA else Tuning(block=128, num_warps=4, fast=False)
 N = 5
 WORKLOAD = cn.workloads.prefix_sum(N)
 PART = cn.Participation(N, 2, 2)
-needs_gpu = pytest.mark.skipif(not CUDA, reason="torch.cuda.is_available() is False")
+needs_gpu = pytest.mark.skipif(not CUDA, reason="CUDA is not available")
 
 
 def backend(stream: NoiseStream = STREAM, tuning: Tuning = TUNING) -> TritonBackend:

@@ -171,3 +171,58 @@ def test_what_happens_once_in_a_process_moves_no_generator():
     with undisturbed():
         draw()
     assert draw() == expected
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA is not available")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+def test_a_captured_step_draws_from_the_key_anew_and_the_same_when_resumed(device, tmp_path):
+    """On a GPU it is a graph, which takes its numbers from the generator's state at replay."""
+
+    def begin(name, seed, lr):
+        net = model(dropout=0.5).to(device)
+        torch.manual_seed(seed)
+        key = OTHER if name == "other" else KEY
+        engine = PrivacyEngine(key=key, ledger=tmp_path / name)
+        _, optimizer, batches = private(
+            engine,
+            net=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=lr),
+            data_loader=loader(batch_size=60),
+            grad_sample_mode="one_pass",
+            epochs=STEPS,
+        )
+        step = engine.step_function(lambda x, y: nn.functional.cross_entropy(net(x), y))
+        return engine, net, optimizer, batches, step
+
+    def go(batches, step, steps):
+        losses = []
+        while len(losses) < steps:
+            losses += [float(step(x.to(device), y.to(device))) for x, y in batches]
+        return losses
+
+    def whole(name, seed=0, lr=0.1):
+        engine, net, _, batches, step = begin(name, seed, lr)
+        losses = go(batches, step, STEPS)
+        engine.close()
+        return losses, weights(net)
+
+    losses, expected = whole("first")
+    again, found = whole("second", seed=1)
+    assert again == losses
+    assert found.equal(expected)
+    engine, net, optimizer, batches, step = begin("third", 0, 0.1)
+    head = go(batches, step, 5)
+    engine.save_checkpoint(path=tmp_path / "checkpoint", module=net, optimizer=optimizer)
+    engine.close()
+    engine, net, optimizer, batches, step = begin("third", 2, 0.1)
+    engine.load_checkpoint(path=tmp_path / "checkpoint", module=net, optimizer=optimizer)
+    assert head + go(batches, step, STEPS - 5) == losses
+    assert weights(net).equal(expected)
+    engine.close()
+    # With weights that stay, the same 60 examples: only dropout changes the loss of a step.
+    still, _ = whole("fourth", lr=0.0)
+    assert len(set(still)) == STEPS
+    other, _ = whole("other", lr=0.0)
+    assert not set(still) & set(other)

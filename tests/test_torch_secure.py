@@ -135,7 +135,7 @@ def test_a_run_releases_exact_sums_with_exact_noise(mode, monkeypatch):
     assert torch.equal(given_, last.float() / 10)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA is not available")
 def test_a_run_on_a_gpu_releases_what_the_cpu_would(monkeypatch):
     """Its sums lie on the grid, and its releases are the CPU's of the same sums, bit for bit."""
     seen, run = captured(monkeypatch), engine()

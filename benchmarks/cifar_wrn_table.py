@@ -14,7 +14,8 @@ _COLUMNS = (
 
 
 _TRIED = (
-    "method", "epochs", "views", "batch", "rate", "GPU minutes", "held-out accuracy", "mechanism",
+    "ε", "method", "epochs", "views", "batch", "rate", "GPU minutes", "held-out accuracy",
+    "mechanism",
 )  # fmt: skip
 
 
@@ -45,13 +46,14 @@ def _runs(found: dict[str, Any]) -> str:
 
 
 def _tried(found: dict[str, Any]) -> str:
-    """The best first."""
-    every = sorted(found["tried"], key=lambda run: -run["accuracy"])
+    """By ε, the best first."""
+    every = sorted(found["tried"], key=lambda run: (-run["epsilon"], -run["accuracy"]))
     return _tables.markdown(
         _TRIED,
         [
             [
-                run["method"], f"{run['recipe']['epochs']}", f"{run['recipe']['views']}",
+                f"{run['epsilon']:g}", run["method"],
+                f"{run['recipe']['epochs']}", f"{run['recipe']['views']}",
                 f"{run['recipe']['batch']}", f"{run['rate']:g}", f"{run['gpu_minutes']:.1f}",
                 f"{run['accuracy']:.1f} %", f"{run['mechanism']}, {run['sampling']}",
             ]

@@ -6,25 +6,40 @@ from typing import Any
 
 from corrnoise import _tables
 
+BASE = "DP-SGD, Poisson"
+
 
 def table(found: dict[str, Any]) -> str:
-    """Signal over noise, in thousands, by the part of the steps that is remembered."""
-    columns = ["epochs", "batch", "method", *(f"{100 * part:g} %" for part in found["parts"])]
+    """Signal over noise relative to DP-SGD, by the part of the steps that is remembered."""
+    parts = [f"{100 * part:g} %" for part in found["parts"]]
     rows = [
         [
-            str(row["epochs"]), f"{row['batch']:,}", row["method"],
-            *(f"{value / 1000:.1f}" for value in row["ratios"]),
+            f"{row['epsilon']:g}", str(row["epochs"]), weights, name,
+            *(
+                f"{ours / theirs:.2f}"
+                for ours, theirs in zip(
+                    method[weights], row["methods"][BASE][weights], strict=True
+                )
+            ),
         ]
         for row in found["rows"]
+        for weights in ("averaged", "last")
+        for name, method in row["methods"].items()
+        if name != BASE
     ]  # fmt: skip
-    return _tables.markdown(columns, rows, left=(2,))
+    return _tables.markdown(["ε", "epochs", "weights", "method", *parts], rows, left=(2, 3))
 
 
 def about(found: dict[str, Any]) -> str:
     """What was compared."""
     chosen = "; ".join(
-        f"{row['epochs']} epochs: {row['mechanism']}, {row['sampling']}"
+        f"ε = {row['epsilon']:g}, {row['epochs']} epochs: {method['mechanism']}, "
+        f"{method['sampling']}"
         for row in found["rows"]
-        if row["method"] != "DP-SGD, Poisson"
+        for name, method in row["methods"].items()
+        if name == "planner"
     )
-    return f"({found['epsilon']:g}, {found['delta']:g})-DP, 50,000 examples. Planner: {chosen}."
+    return (
+        f"50,000 examples, batches of {found['batch']:,}, momentum {found['momentum']:g}, "
+        f"δ = {found['delta']:g}. Told nothing, the planner takes: {chosen}."
+    )

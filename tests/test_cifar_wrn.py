@@ -142,17 +142,19 @@ SMOKE = ["--smoke", "--only", "dp-sgd-8-3", "--precision", "tf32", "--rows", "16
 
 
 def test_the_default_rate_times_the_number_of_steps_is_the_same_for_every_recipe():
-    assert cifar_wrn.default_rate(cifar_wrn.RECIPES["planner", 3]) == 3.2
+    assert cifar_wrn.default_rate(cifar_wrn.RECIPES["planner", 3]) == 9.6
     for recipe in cifar_wrn.RECIPES.values():
         num_steps = recipe.epochs * -(-50_000 // recipe.batch)
         assert cifar_wrn.default_rate(recipe) * num_steps == pytest.approx(5_000, rel=0.05)
 
 
-def test_a_rate_tuned_in_the_shortest_recipe_goes_over_to_a_longer_one(folder):
+def test_a_rate_tuned_in_the_shortest_recipe_goes_over_to_a_longer_one(folder, monkeypatch):
     short, long = (cifar_wrn.RECIPES["planner", minutes] for minutes in (3, 10))
-    tried = wrn_settings.Run("planner", 8.0, 3, short, 6.4, seed=-1)
+    short, long = replace(short, epochs=20), replace(long, epochs=80)
+    monkeypatch.setitem(cifar_wrn.RECIPES, ("planner", 3), short)
+    tried = wrn_settings.Run("planner", 8.0, 3, short, 38.0, seed=-1)
     tried.folder.mkdir()
-    result = {"rate": 6.4, "accuracies": {"last": 1.0, "quarter": 3.0}}
+    result = {"rate": 38.0, "accuracies": {"last": 1.0, "quarter": 3.0}}
     best = json.dumps(wrn_training.with_average(tried, result))
     (tried.folder / "result.json").write_text(best)
     run = wrn_settings.Run("planner", 8.0, 10, long, cifar_wrn.default_rate(long))

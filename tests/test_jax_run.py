@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from training import same_noise
 
 import corrnoise as cn
 from corrnoise import evidence
@@ -189,7 +190,8 @@ def test_epsilon_grows_to_that_of_the_plan(small):
     assert spent[-1] == run.plan.epsilon
 
 
-def test_the_example_resumes_and_its_files_agree(example, plan, tmp_path):
+def test_the_example_resumes_and_its_files_agree(example, plan, tmp_path, monkeypatch):
+    same_noise(monkeypatch)
     example.main(plan=plan, folder=tmp_path, stop=30)
     accuracy = example.main(plan=plan, folder=tmp_path)
     assert accuracy > 0.5  # chance is 0.1

@@ -167,7 +167,8 @@ class Events:
         filler = folder / "filler"
         run.prepare(folder)
         system = os.statvfs(folder)
-        pages = max(0, system.f_bavail - self._dice.randrange(1, 12))
+        # A run needs two pages for each of three checkpoints, and one for key and ledger each.
+        pages = max(0, system.f_bavail - self._dice.randrange(1, 8))
         filler.write_bytes(bytes(pages * system.f_frsize))
         return self._survived("any file", run, folder, None, after=filler.unlink)
 

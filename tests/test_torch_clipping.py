@@ -88,6 +88,22 @@ class Head(nn.Module):
         return self.last(self.first(x).tanh())
 
 
+class Holding(nn.Module):
+    """Parameters in a dictionary and lists, beside one of its own and a layer inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(6))
+        self.parts = nn.ParameterDict({"down": torch.randn(6, 2), "up": torch.randn(2, 6)})
+        self.shifts = nn.ParameterList([torch.randn(6), torch.randn(6)])
+        self.layer = nn.Linear(6, 6)
+        self.tied = nn.ParameterList([self.layer.bias])
+
+    def forward(self, x):
+        z = self.layer(x * self.scale) + x @ self.parts["down"] @ self.parts["up"]
+        return (z + self.shifts[0]).tanh() * self.shifts[1] + self.tied[0]
+
+
 class Recomputed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -137,6 +153,9 @@ MODELS = {
     "language model": lambda: (Language(), words(5, 12)),
     "one table with two paddings": lambda: (Translation(), words(5, 12)),
     "attention": lambda: (Attention(), torch.randn(4, 7, 8)),
+    "parameters in dictionaries and lists": lambda: (
+        nn.Sequential(nn.Linear(5, 6), Holding(), nn.Linear(6, 3)), torch.randn(5, 4, 5),
+    ),
     "encoder of torch": lambda: (
         nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), torch.randn(4, 7, 8),
     ),
@@ -477,6 +496,18 @@ class Relative(nn.Module):
         return (x @ x.transpose(1, 2) + bias.squeeze(2)).softmax(2) @ self.layer(x)
 
 
+class Elsewhere(nn.Module):
+    """A layer with a handler that holds what its parent uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+        self.layer.extra = nn.ParameterDict({"shift": torch.randn(5)})
+
+    def forward(self, x):
+        return self.layer(x) + self.layer.extra["shift"]
+
+
 class Table(nn.Module):
     """An embedding that has no handler."""
 
@@ -495,6 +526,7 @@ class Table(nn.Module):
         (MixingInTraining(), (6, 5), "must treat the examples of a batch apart"),
         (Remembering(), (6, 5), "must not put what it sees of examples into buffers, but 'mean'"),
         (Outside(), (6, 5), "'layer.weight' must be used by its own layer alone"),
+        (Elsewhere(), (6, 5), "'layer.extra.shift' must be used by its own layer alone"),
         (Flattened(), (6, 3, 5), "'layer' must see one row for each of the"),
         (Relative(nn.Embedding(9, 1)), (6, 6, 5), "'table' must see .* but for 2 of them alone"),
         (Relative(nn.Embedding(9, 1)), (2, 2, 5), "'table' must see .* but for 1 of them alone"),

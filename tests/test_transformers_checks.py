@@ -233,11 +233,38 @@ def test_first_errors_name_the_remedy(tmp_path, options, message):
         t.trainer(place, args=args, **options).train()
 
 
-def test_prompts_that_are_computed_once_for_a_batch_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("PromptTuningConfig", {"num_virtual_tokens": 4}, "PROMPT_TUNING .* use PrefixTuningConf"),
+        ("AdaLoraConfig", {"target_modules": ["query"], "total_step": 9}, "ADALORA .* LoraConfig"),
+        ("LoraConfig", {"target_modules": ["query"], "use_dora": True}, "use_dora .* without it"),
+    ],
+)
+def test_adapters_that_do_not_treat_examples_apart_are_refused(tmp_path, kind, options, message):
     peft = pytest.importorskip("peft")
-    config = peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4)
-    with pytest.raises(ValueError, match=r"PROMPT_TUNING .* use PrefixTuningConfig or LoraConfig"):
+    config = getattr(peft, kind)(task_type="SEQ_CLS", **options)
+    with pytest.raises(ValueError, match=message):
         t.trainer(tmp_path / "run", peft.get_peft_model(t.bert(), config)).train()
+
+
+def test_a_training_step_of_ones_own_gets_the_pieces_of_a_step(tmp_path):
+    class Counting(Trainer):
+        count = 0
+
+        def training_step(self, model, inputs, *args, **options):
+            self.count += sum(len(piece["labels"]) for piece in inputs)
+            return super().training_step(model, inputs, *args, **options)
+
+    class Mistaken(Trainer):
+        def training_step(self, model, inputs, *args, **options):
+            return super().training_step(model, inputs["labels"], *args, **options)
+
+    run = t.trainer(tmp_path / "counting", kind=Counting, plan=t.PLAN)
+    run.train()
+    assert run.count == t.SIZE * t.EPOCHS
+    with pytest.raises(TypeError, match=r"inputs\['labels'\]: .* give them to super"):
+        t.trainer(tmp_path / "mistaken", kind=Mistaken, plan=t.PLAN).train()
 
 
 def test_the_working_folder_can_be_the_output(tmp_path, monkeypatch):

@@ -29,6 +29,7 @@ from transformers import (
 from corrnoise.noise import Key
 from corrnoise.records import keys
 from corrnoise.torch import AdamW, PrivacyEngine
+from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.reference import clipped_sums
 from corrnoise.transformers import losses, refusals
 
@@ -151,6 +152,43 @@ def test_lora_by_peft(tmp_path):
     assert f"{sum(p.numel() for p in model.parameters() if p.requires_grad)}" in str(
         run._about()["model"]
     )
+
+
+ADAPTERS = {
+    "IA3Config": {"target_modules": ["key", "value", "output.dense"],
+                  "feedforward_modules": ["output.dense"]},
+    "LoHaConfig": {"target_modules": ["query", "value"], "r": 2},
+    "LoKrConfig": {"target_modules": ["query", "value"], "r": 2},
+    "VeraConfig": {"target_modules": ["query", "value"], "r": 4},
+    "LoraConfig": {"target_modules": ["word_embeddings", "query"], "r": 2},
+    "VBLoRAConfig": {"target_modules": ["query", "value"], "r": 2, "num_vectors": 6,
+                     "vector_length": 8},
+    "PrefixTuningConfig": {"num_virtual_tokens": 3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_gradients_of_adapters_are_clipped_as_the_definition_says(kind):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = getattr(peft, kind)(task_type="SEQ_CLS", **ADAPTERS[kind])
+    model = peft.get_peft_model(t.bert(), config).eval()
+    with torch.no_grad():  # some begin with zeros, where nothing else would have a gradient
+        for param in model.parameters():
+            param.add_(0.1 * torch.randn_like(param) * param.requires_grad)
+    params = [param for param in model.parameters() if param.requires_grad]
+    ids, labels = torch.randint(1, 40, (5, 7)), torch.tensor([0, 1, 0, 1, 1])
+
+    def loss(rows):
+        found = model(input_ids=ids[rows], attention_mask=torch.ones_like(ids[rows]))
+        return torch.nn.functional.cross_entropy(found.logits, labels[rows])
+
+    expected = clipped_sums(lambda i: loss(slice(i, i + 1)), params, 5, 0.5)
+    clipper = Clipper(model, params, 0.5)
+    loss(slice(None)).backward()
+    for found, wanted in zip(clipper.sums(), expected, strict=True):
+        assert torch.allclose(found, wanted, rtol=1e-3, atol=1e-5)
+    assert all(float(wanted.abs().sum()) > 0 for wanted in expected)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,24 @@ from corrnoise.torch.loader import StepLoader
 from corrnoise.transformers.refusals import rows
 
 
+class Pieces(list[Any]):
+    """The physical batches of a step. A ``training_step`` of one's own may take it for a batch."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """A piece by its index.
+
+        Raises:
+            TypeError: a column was asked for.
+        """
+        if isinstance(index, str):
+            raise TypeError(
+                f"inputs[{index!r}]: the inputs of training_step are the physical batches of a "
+                "step, a list of them; give them to super().training_step whole, and change "
+                "compute_loss, which gets one after the other"
+            )
+        return super().__getitem__(index)
+
+
 class LogicalBatches:
     """What the Trainer's loop iterates over: each item is the list of a step's physical batches.
 
@@ -33,13 +51,13 @@ class LogicalBatches:
     def __len__(self) -> int:
         return len(self.plain)
 
-    def __iter__(self) -> Iterator[list[Any]]:
+    def __iter__(self) -> Iterator[Pieces]:
         if self.private is None:
             raise ValueError("the run must have begun; call trainer.train()")
-        pieces: list[Any] = []
+        pieces = Pieces()
         for piece in self.private:
             if rows(piece):
                 pieces.append(piece)
             if self.private.complete:
                 yield pieces
-                pieces = []
+                pieces = Pieces()

@@ -73,7 +73,7 @@ def check_arguments(args: Any) -> None:
 
 
 def check_adapters(model: Any) -> None:
-    """Raise if adapters of PEFT run once for a whole batch.
+    """Raise if adapters of PEFT compute what is not of single examples.
 
     Args:
         model: to be trained.
@@ -85,6 +85,16 @@ def check_adapters(model: Any) -> None:
                 f"{kind} of PEFT computes its prompt once and repeats it for every example, so "
                 "that gradients of single examples cannot be told apart; use PrefixTuningConfig or "
                 "LoraConfig"
+            )
+        if kind == "ADALORA":
+            raise ValueError(
+                "ADALORA of PEFT adds a penalty on its weights to the loss, which is of no example "
+                "and would be clipped with each; use LoraConfig"
+            )
+        if getattr(config, "use_dora", False):
+            raise ValueError(
+                "use_dora of PEFT runs its adapters on whole weights, so that gradients of single "
+                "examples cannot be told apart; use LoraConfig without it"
             )
 
 

@@ -175,5 +175,6 @@ class Clipper:
                 raise ValueError(
                     f"the parameter {name!r} must be used by its own layer alone, but it got a "
                     "gradient outside of it, which was not clipped: nothing was released. Call the "
-                    "layer instead of using its parameter, or take grad_sample_mode='hooks'"
+                    "layer instead of using its parameter, leave penalties on weights to the "
+                    "optimizer's weight_decay, or freeze the parameter"
                 )

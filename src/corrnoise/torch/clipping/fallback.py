@@ -50,7 +50,8 @@ def contribute(
     Raises:
         ValueError: the module does not repeat itself example by example.
     """
-    own = {key: param.detach() for key, param in module.named_parameters()}
+    every = module.named_parameters(remove_duplicate=False)
+    own = {key: param.detach() for key, param in every}
     trained = {key: own[key] for key in names}
     leaves, spec = pytree.tree_flatten(arguments)
     count = len(grads[0])

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from corrnoise.torch.clipping import handlers
 
+# Modules that nobody calls: whoever holds them uses their parameters.
+_HOLDERS = (nn.ParameterDict, nn.ParameterList)
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -51,12 +54,32 @@ def layers(model: nn.Module, trained: set[int]) -> Iterator[Layer]:
     """The modules with trained parameters, the insides of those that are taken whole left out."""
     inside: set[int] = set()
     for name, module in model.named_modules():
-        if id(module) in inside:
+        if id(module) in inside or isinstance(module, _HOLDERS):
             continue
-        whole = isinstance(module, handlers.WHOLE)
+        whole, handler = isinstance(module, handlers.WHOLE), handlers.find(module)
         if whole:
             inside.update(id(part) for part in module.modules())
-        own = module.named_parameters(recurse=whole, remove_duplicate=False)
-        params = {key: param for key, param in own if id(param) in trained}
+        own = dict(module.named_parameters(recurse=whole, remove_duplicate=False))
+        if handler is None:  # which knows the parameters of its own layer alone
+            own.update(_held(module))
+        params = {key: param for key, param in own.items() if id(param) in trained}
         if params:
-            yield Layer(name, module, params, handlers.find(module))
+            yield Layer(name, module, params, handler)
+
+
+def _held(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Its parameters in dictionaries and lists, where adapters have theirs, by their full names.
+
+    What a layer inside holds too counts there: it would be seen twice.
+    """
+    inner = {
+        id(child)
+        for part in module.modules()
+        if part is not module
+        for child in part.children()
+        if isinstance(child, _HOLDERS)
+    }
+    for name, child in module.named_children():
+        if isinstance(child, _HOLDERS) and id(child) not in inner:
+            for key, param in child.named_parameters(remove_duplicate=False):
+                yield f"{name}.{key}", param

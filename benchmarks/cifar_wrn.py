@@ -5,7 +5,7 @@
     python benchmarks/cifar_wrn.py probe                 # views a second, on the GPU, one minute
     python benchmarks/cifar_wrn.py clean --only planner-8-3 --epochs 12 --views 4   # no noise
     python benchmarks/cifar_wrn.py tune --minutes 9      # three rates on 45,000 pictures
-    python benchmarks/cifar_wrn.py run --minutes 9       # as often as it takes
+    python benchmarks/cifar_wrn.py run --minutes 9 [--json FILE]   # as often as it takes
     python benchmarks/cifar_wrn.py table [--json FILE]
     python benchmarks/cifar_wrn.py restore --json FILE   # a table's runs, into an empty cache
 
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layout", choices=("last", "first"), default="last", help="of channels")
     parser.add_argument("--no-kernels", action="store_true", help="torch's operations alone")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, to see that it runs")
-    parser.add_argument("--json", type=Path, help="the file of the table's rows")
+    parser.add_argument("--json", type=Path, help="the table's file; run writes it after each")
     given = parser.parse_args(arguments)
     if "CORRNOISE_CACHE" not in os.environ:
         parser.error("set CORRNOISE_CACHE to a folder that keeps plans and runs")
@@ -193,10 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif given.command == "restore":
         print(f"{restore(json.loads(given.json.read_text(encoding='utf-8')))} runs")
     elif given.command == "table":
-        found = {"delta": DELTA, "rows": results(), "tried": tried()}
-        print(table(found))
-        if given.json:
-            _files.write(given.json, json.dumps(found, indent=1) + "\n")
+        print(table(kept(given.json)))
     else:
         if given.command == "run":
             if given.rate is not None and len(given.rate) > 1:
@@ -211,11 +208,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for run in runs
                 for rate in given.rate or [run.rate * multiple for multiple in MULTIPLES]
             ]
-        execute(runs, machine, end, shown=given.shown, smoke=given.smoke)
+        execute(runs, machine, end, shown=given.shown, smoke=given.smoke, file=given.json)
 
 
-def execute(runs: Sequence[Run], machine: Machine, end: float, *, shown: int, smoke: bool) -> None:
-    """One run after the other, until the time is over."""
+def kept(file: Path | None) -> dict[str, Any]:
+    """What is finished; written into a file as well, if there is one."""
+    found = {"delta": DELTA, "rows": results(), "tried": tried()}
+    if file is not None:
+        _files.write(file, json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def execute(
+    runs: Sequence[Run],
+    machine: Machine,
+    end: float,
+    *,
+    shown: int,
+    smoke: bool,
+    file: Path | None = None,
+) -> None:
+    """One run after the other, until the time is over; the file has each as soon as it ends."""
     for run in runs:
         if time.monotonic() > end:
             print(f"{run.name} is still to be run")
@@ -230,6 +243,7 @@ def execute(runs: Sequence[Run], machine: Machine, end: float, *, shown: int, sm
                 f"{got['gpu_minutes']:.2f} minutes, {rate:,.0f} views/s",
                 flush=True,
             )
+            kept(file)
 
 
 if __name__ == "__main__":

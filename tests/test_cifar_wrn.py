@@ -167,9 +167,10 @@ def test_a_rate_tuned_in_the_shortest_recipe_goes_over_to_a_longer_one(folder, m
 def test_a_run_that_is_interrupted_goes_on_and_is_in_the_table(folder, capsys):
     cifar_wrn.main(["run", *SMOKE, "--rate", "8", "--minutes", "0.0005"])
     assert re.search("step [1-7]/8", capsys.readouterr().out)  # by the speed of the machine
-    cifar_wrn.main(["run", *SMOKE, "--rate", "8"])
+    cifar_wrn.main(["run", *SMOKE, "--rate", "8", "--json", str(folder / "at-once.json")])
     assert "dp-sgd-8-3 rate 8 test" in capsys.readouterr().out
     cifar_wrn.main(["table", "--json", str(folder / "table.json")])
+    assert (folder / "at-once.json").read_text() == (folder / "table.json").read_text()
     ((row,),) = json.loads((folder / "table.json").read_text())["rows"]
     assert (row["num_steps"], row["num_examples"], row["sampling"]) == (8, 64, "poisson")
     assert 0 <= row["accuracy"] <= 100

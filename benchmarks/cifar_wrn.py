@@ -50,12 +50,12 @@ EPSILONS, MINUTES = (8.0, 4.0, 2.0, 1.0), (3, 10, 30)
 # Rate times number of steps: the way that clipped gradients of norm 1 could move the weights. That
 # of De et al. at ε = 8 is 4·2,500. Multiples are tried in this order; the first is the default.
 WAY, MULTIPLES = 5_000.0, (1.0, 0.5, 2.0)
-# A view takes 12 µs on an H200, and clipping another 25 µs an example. At the last step, and in an
-# average of the last weights, equal gradients stand out of the planner's noise as far after 10
-# epochs as after 125, and with momentum and large batches for what is forgotten fast as well
-# (forgetting.py). Independent noise comes there with many epochs, and at ε = 1 it is nearly
-# there after 10. A constant rate is best; cosine loses 18 %. So both methods have one recipe for up
-# to 10 minutes; told is a memory of a tenth of the steps.
+# By runs with 1 and with 16 views, a view takes 12 µs on an H200, and clipping another 25 µs an
+# example. At the last step, and in an average of the last weights, equal gradients stand out of the
+# planner's noise as far after 10 epochs as after 125, and with momentum and large batches for what
+# is forgotten fast as well (forgetting.py). Independent noise comes there with many epochs, and at
+# ε = 1 it is nearly there after 10. A constant rate is best; cosine loses 18 %. So both methods
+# have one recipe for up to 10 minutes; told is a memory of a tenth of the steps.
 RECIPES = {
     ("planner", 3): Recipe(4096, 3, 40, momentum=0.9, told=0.98),
     ("planner", 10): Recipe(4096, 16, 40, momentum=0.9, told=0.98),
@@ -243,7 +243,8 @@ def execute(
                 f"{got['gpu_minutes']:.2f} minutes, {rate:,.0f} views/s",
                 flush=True,
             )
-            kept(file)
+            if file is not None:
+                kept(file)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from forgetting_table import table
 
 EXAMPLES, BATCH, DELTA, MOMENTUM = 50_000, 4096, 1e-5, 0.9
 PARTS = (1.0, 0.3, 0.1, 0.03, 0.01)
-RUNS = ((8.0, 10), (8.0, 40), (8.0, 125), (1.0, 40))  # ε, epochs
+RUNS = ((8.0, 10), (8.0, 40), (8.0, 125), (1.0, 10), (1.0, 40))  # ε, epochs
 TOLD = 0.1  # the part that a planner is told of
 
 

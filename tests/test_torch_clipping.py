@@ -89,7 +89,7 @@ class Head(nn.Module):
 
 
 class Holding(nn.Module):
-    """Parameters in a dictionary and lists, beside one of its own and a layer inside."""
+    """Parameters in what nobody calls, beside one of its own and a layer inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,8 +98,11 @@ class Holding(nn.Module):
         self.shifts = nn.ParameterList([torch.randn(6), torch.randn(6)])
         self.layer = nn.Linear(6, 6)
         self.tied = nn.ParameterList([self.layer.bias])
+        self.deep = nn.ModuleDict({"a": nn.ParameterList([torch.randn(6)]), "b": nn.Module()})
+        self.deep["b"].gain = nn.Parameter(torch.randn(6))
 
     def forward(self, x):
+        x = (x + self.deep["a"][0]) * self.deep["b"].gain
         z = self.layer(x * self.scale) + x @ self.parts["down"] @ self.parts["up"]
         return (z + self.shifts[0]).tanh() * self.shifts[1] + self.tied[0]
 
@@ -153,7 +156,7 @@ MODELS = {
     "language model": lambda: (Language(), words(5, 12)),
     "one table with two paddings": lambda: (Translation(), words(5, 12)),
     "attention": lambda: (Attention(), torch.randn(4, 7, 8)),
-    "parameters in dictionaries and lists": lambda: (
+    "parameters in what nobody calls": lambda: (
         nn.Sequential(nn.Linear(5, 6), Holding(), nn.Linear(6, 3)), torch.randn(5, 4, 5),
     ),
     "encoder of torch": lambda: (
@@ -465,6 +468,19 @@ class Remembering(nn.Module):
         return self.layer(x)
 
 
+class Counting(nn.Module):
+    """Counts what it saw, in whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 4)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.seen += (x > 0).sum()
+        return self.layer(x)
+
+
 class Outside(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -525,6 +541,7 @@ class Table(nn.Module):
         (Mixing(), (6, 5), "must treat the examples of a batch apart"),
         (MixingInTraining(), (6, 5), "must treat the examples of a batch apart"),
         (Remembering(), (6, 5), "must not put what it sees of examples into buffers, but 'mean'"),
+        (Counting(), (6, 5), "must not put what it sees of examples into buffers, but 'seen'"),
         (Outside(), (6, 5), "'layer.weight' must be used by its own layer alone"),
         (Elsewhere(), (6, 5), "'layer.extra.shift' must be used by its own layer alone"),
         (Flattened(), (6, 3, 5), "'layer' must see one row for each of the"),

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from corrnoise.torch.draws import undisturbed
 
+Result = TypeVar("Result")
+
 
 @contextmanager
 def looking(model: nn.Module) -> Generator[None]:
     """Dropout does nothing, and modes, buffers and generators are afterwards what they were."""
     modes = [(part, part.training) for part in model.modules()]
-    before = buffers(model)
+    before = _buffers(model)
     try:
         with undisturbed(), without_dropout(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -25,7 +27,7 @@ def looking(model: nn.Module) -> Generator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
-        set_buffers(model, before)
+        _put_back(model, before)
 
 
 def evaluate(model: nn.Module) -> None:
@@ -39,21 +41,12 @@ def reseed() -> None:
     torch.manual_seed(torch.initial_seed() + 1)
 
 
-def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the floating-point buffers, by their names."""
-    return {
-        name: buffer.detach().clone()
-        for name, buffer in model.named_buffers()
-        if buffer.is_floating_point()
-    }
-
-
-def set_buffers(model: nn.Module, values: dict[str, Tensor]) -> None:
-    """Put copies back."""
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            if name in values and not buffer.equal(values[name]):
-                buffer.copy_(values[name])
+def noted(model: nn.Module, run: Callable[[], Result]) -> tuple[Result, dict[str, Tensor]]:
+    """What a run of a model returns, and the buffers that it leaves; they are put back."""
+    before = _buffers(model)
+    found, after = run(), _buffers(model)
+    _put_back(model, before)
+    return found, after
 
 
 def check_buffers(first: dict[str, Tensor], second: dict[str, Tensor]) -> None:
@@ -86,3 +79,15 @@ def without_dropout() -> Generator[None]:
         yield
     finally:
         changed.dropout, changed.scaled_dot_product_attention = dropout, attention
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies, by their names."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+
+
+def _put_back(model: nn.Module, values: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in values and not buffer.equal(values[name]):
+                buffer.copy_(values[name])

@@ -8,6 +8,7 @@ mean over examples.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,14 +17,7 @@ from torch.utils import _pytree as pytree
 from transformers.models.auto import modeling_auto
 
 from corrnoise.torch.draws import undisturbed
-from corrnoise.torch.looking import (
-    buffers,
-    check_buffers,
-    evaluate,
-    looking,
-    reseed,
-    set_buffers,
-)
+from corrnoise.torch.looking import check_buffers, evaluate, looking, noted, reseed
 
 _IGNORED = -100
 _LOOKED_AT, _LABELS = 256, 4  # examples that some are chosen from, and classes among those
@@ -115,7 +109,7 @@ def check(
     with looking(model):
         batch, parts = _apart(collate, examples)
         model.train()  # as the loop does
-        _check_buffers(model, loss, batch, parts[0])
+        check_buffers(*(noted(model, partial(loss, each))[1] for each in (batch, parts[0])))
         whole = _gradient(loss(batch), params)
         reseed()
         if _far(whole, _gradient(loss(batch), params)) > _REPEATED:
@@ -140,16 +134,6 @@ def _far(first: Tensor, second: Tensor) -> float:
     """The relative distance of two gradients; 0 where there is none."""
     scale = max(float(torch.linalg.vector_norm(each)) for each in (first, second))
     return float(torch.linalg.vector_norm(first - second)) / scale if scale else 0.0
-
-
-def _check_buffers(model: nn.Module, loss: Callable[[Any], Tensor], batch: Any, part: Any) -> None:
-    """Raise if a training step would write what it sees of examples into the model."""
-    before, found = buffers(model), []
-    for each in (batch, part):
-        loss(each)
-        found.append(buffers(model))
-        set_buffers(model, before)
-    check_buffers(*found)
 
 
 def _gradient(loss: Tensor, params: list[nn.Parameter]) -> Tensor:

@@ -89,7 +89,7 @@ def check_adapters(model: Any) -> None:
         if kind == "ADALORA":
             raise ValueError(
                 "ADALORA of PEFT adds a penalty on its weights to the loss, which is of no example "
-                "and would be clipped with each; use LoraConfig"
+                "and which clipping does not cover; use LoraConfig"
             )
         if getattr(config, "use_dora", False):
             raise ValueError(

@@ -10,9 +10,6 @@ from torch import Tensor, nn
 
 from corrnoise.torch.clipping import handlers
 
-# Modules that nobody calls: whoever holds them uses their parameters.
-_HOLDERS = (nn.ParameterDict, nn.ParameterList)
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -54,7 +51,7 @@ def layers(model: nn.Module, trained: set[int]) -> Iterator[Layer]:
     """The modules with trained parameters, the insides of those that are taken whole left out."""
     inside: set[int] = set()
     for name, module in model.named_modules():
-        if id(module) in inside or isinstance(module, _HOLDERS):
+        if id(module) in inside or _uncalled(module):
             continue
         whole, handler = isinstance(module, handlers.WHOLE), handlers.find(module)
         if whole:
@@ -67,19 +64,27 @@ def layers(model: nn.Module, trained: set[int]) -> Iterator[Layer]:
             yield Layer(name, module, params, handler)
 
 
+def _uncalled(module: nn.Module) -> bool:
+    """Whether it only holds things, as ``ParameterDict`` does: whoever holds it uses them."""
+    return type(module).forward is nn.Module.forward
+
+
 def _held(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Its parameters in dictionaries and lists, where adapters have theirs, by their full names.
+    """The parameters in what it holds, where adapters have theirs, by their full names.
 
     What a layer inside holds too counts there: it would be seen twice.
     """
-    inner = {
-        id(child)
-        for part in module.modules()
-        if part is not module
-        for child in part.children()
-        if isinstance(child, _HOLDERS)
-    }
-    for name, child in module.named_children():
-        if isinstance(child, _HOLDERS) and id(child) not in inner:
-            for key, param in child.named_parameters(remove_duplicate=False):
+    called = (part for part in module.modules() if part is not module and not _uncalled(part))
+    inner = {id(holder) for part in called for _, holder in _holders(part)}
+    for name, holder in _holders(module):
+        if id(holder) not in inner:
+            for key, param in holder.named_parameters(recurse=False, remove_duplicate=False):
                 yield f"{name}.{key}", param
+
+
+def _holders(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What is held without a layer between, also inside one another."""
+    for name, child in module.named_children():
+        if _uncalled(child):
+            yield name, child
+            yield from ((f"{name}.{key}", holder) for key, holder in _holders(child))

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping.fallback import tensors
-from corrnoise.torch.looking import (
-    buffers,
-    check_buffers,
-    evaluate,
-    looking,
-    reseed,
-    set_buffers,
-)
+from corrnoise.torch.looking import check_buffers, evaluate, looking, noted, reseed
 
 
 def check_separate(
@@ -45,7 +38,6 @@ def check_separate(
     leaves, spec = pytree.tree_flatten((args, kwargs))
     some = [leaf[:rows] if _batched(leaf, examples) else leaf for leaf in leaves]
     few_args, few_kwargs = pytree.tree_unflatten(some, spec)
-    seen: list[dict[str, Tensor]] = []
 
     def run(rows: int | None) -> list[Tensor]:
         if rows is None:
@@ -54,16 +46,10 @@ def check_separate(
             return tensors(model(*few_args, **few_kwargs))
 
     with torch.no_grad(), looking(model):
-        before = buffers(model)
-        whole = run(None)
-        seen.append(buffers(model))
-        set_buffers(model, before)
+        whole, left = noted(model, lambda: run(None))
         reseed()
-        again = run(None)
-        set_buffers(model, before)
-        few = run(rows)
-        seen.append(buffers(model))
-        set_buffers(model, before)
+        again, _ = noted(model, lambda: run(None))
+        few, few_left = noted(model, lambda: run(rows))
         evaluate(model)
         calm, calm_few = run(None), run(rows)
     random = any(_far(a, b) > _tolerance(a) for a, b in zip(whole, again, strict=True))
@@ -78,7 +64,7 @@ def check_separate(
                 "what mixes them, such as batch normalisation: nothing was released"
             )
     if not random:
-        check_buffers(*seen)
+        check_buffers(left, few_left)
 
 
 def _far(wanted: Tensor, found: Tensor) -> float:

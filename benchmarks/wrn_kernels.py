@@ -1,7 +1,8 @@
-"""ReLU followed by GroupNorm in one kernel, and its backward pass with every row's sums in another.
+"""ReLU followed by GroupNorm in one kernel, its backward pass with every row's sums in another.
 
 A program holds some channels of one row, all their positions, in registers: the input is read once.
-Strides are arguments, so that both layouts of pictures are served.
+Strides are arguments, so that both layouts of pictures are served. A third kernel reads the
+gradients of a convolution's weight once, for all that clipping needs to know of them.
 """
 
 from __future__ import annotations
@@ -69,3 +70,27 @@ def backward(
     out = (grad * w[None, :] - mean[None, :] - plain * slope[None, :]) * scale[None, :]
     out = tl.where(x > 0.0, out, 0.0)
     tl.store(found + place, out.to(found.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def moments(
+    grads, weight, found, examples, rows, width, EXAMPLES: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Σ g², Σ g and ⟨w, g⟩ over one row of the weight, for some examples."""
+    row = tl.program_id(0)
+    example = tl.program_id(1).to(tl.int64) * EXAMPLES + tl.arange(0, EXAMPLES)
+    real, place = example < examples, example * rows + row
+    squares = tl.zeros((EXAMPLES, BLOCK), tl.float32)
+    sums = tl.zeros((EXAMPLES, BLOCK), tl.float32)
+    met = tl.zeros((EXAMPLES, BLOCK), tl.float32)
+    for start in range(0, width, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        w = tl.load(weight + row * width + at, mask=at < width, other=0.0)
+        mask = real[:, None] & (at < width)[None, :]
+        g = tl.load(grads + place[:, None] * width + at[None, :], mask=mask, other=0.0)
+        squares += g * g
+        sums += g
+        met += g * w[None, :]
+    tl.store(found + place * 3, tl.sum(squares, 1), mask=real)
+    tl.store(found + place * 3 + 1, tl.sum(sums, 1), mask=real)
+    tl.store(found + place * 3 + 2, tl.sum(met, 1), mask=real)

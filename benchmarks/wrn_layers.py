@@ -12,12 +12,15 @@ the projection of g that leaves out two directions, the same for all examples of
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from corrnoise._extras import has_triton
 from corrnoise.torch.clipping import handlers
 from corrnoise.torch.clipping.convolution import Convolution
 from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part
@@ -25,6 +28,10 @@ from corrnoise.torch.clipping.products import full_precision
 from wrn_norm import ReluNorm
 
 _LEAST = 1e-4  # of s², as in De et al. (2022)
+# What rounding can take from a projected square, as a share of the whole one. A lane of the kernel
+# adds at most 9 products and a tree of 8 levels the lanes; with u = 2⁻²⁴ that is at most 18 u of
+# Σ g² and twice as much, and a little, of each of the two squares that are left out.
+_SLACK = 2.0**-17
 # Of the colours of CIFAR-10, published and used by everyone; from 0 to 1.
 _MEANS, _DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -59,6 +66,9 @@ class StandardConv2d(nn.Conv2d):
 class _Weight(Part):
     """Per-example gradients of a convolution's weight before it is standardised.
 
+    The projection is the same for all examples: the gradients are added up first and projected
+    once, and their projected norms come from Σ g², Σ g and ⟨w, g⟩ of each row.
+
     Args:
         part: the gradients with respect to the standardised weight times the gain.
         weight: the standardised one.
@@ -66,7 +76,10 @@ class _Weight(Part):
     """
 
     def __init__(self, part: Convolution, weight: Tensor, scales: Tensor) -> None:
-        self._part, self._weight, self._scales = part, weight, scales
+        self._part, self._shape, self._scales = part, weight.shape, scales
+        self._rows = weight.movedim(1, -1).flatten(1).contiguous()
+        # A weight that is too short is not scaled to norm 1, and its length matters then.
+        self._scaled = self._rows.square().sum(1) > 0.999
         self._kept: Tensor | None = None
         self._whole: dict[int, _Weight] = {}  # by views
         self.gains: Tensor | None = None  # of every example, from the latest pass
@@ -74,45 +87,71 @@ class _Weight(Part):
     def joined(self, views: int) -> _Weight:
         """The same object for weight and gain, whose gradients are made together."""
         if views not in self._whole:
-            part = self._part.joined(views)
-            self._whole[views] = _Weight(part, self._weight, self._scales)
+            found = self._whole[views] = copy.copy(self)
+            found._part, found._whole = self._part.joined(views), {}
         return self._whole[views]
 
     def each(self) -> Tensor:
-        return self._like(self._projected() * self._scales[None, :, None])
+        return self._projected(self._measured()[0])
 
     def norms(self) -> Norms:
         """Of what is kept, and added later: no product is rounded in between."""
-        self._kept = self._projected()
-        squares = (torch.linalg.vector_norm(self._kept, dim=2) * self._scales).square()
+        self._kept, moments = self._measured()
+        squares, sums, met = moments.unbind(2)
+        left_out = sums.square() / self._rows.shape[1] + met.square() * self._scaled
+        squares = ((1.0 + _SLACK) * squares - left_out).clamp_min(0.0) * self._scales.square()
         return Norms(squares, squares, 0.0)
 
     def weighted(self, factors: Factors) -> Tensor:
         assert self._kept is not None
-        rows = Direct(self._kept).weighted(factors) * self._scales[:, None]
+        rows = Direct(self._kept).weighted(factors)
         self._kept = None
-        return self._like(rows[None])[0].contiguous()
+        return self._projected(rows[None])[0].contiguous()
 
-    def _projected(self) -> Tensor:
-        """Over the scales: (examples, rows, entries and channels of the kernel, in this order)."""
+    def _measured(self) -> tuple[Tensor, Tensor]:
+        """Gradients and their moments.
+
+        The first are (examples, rows, entries and channels of the kernel, in this order).
+        """
         grads = self._part.each().movedim(2, -1).flatten(2)
-        weight = self._weight.movedim(1, -1).flatten(1)
-        # A weight that is too short is not scaled to norm 1, and its length matters then.
-        lengths = weight.square().sum(1, keepdim=True)
-        along = weight * (lengths > 0.999)
-        ones = torch.full_like(weight, weight.shape[1] ** -0.5)
-        by_row = grads.transpose(0, 1)
-        with full_precision():
-            met = by_row @ torch.stack([ones, weight], 2)
-            # (ones, along) are orthonormal: rows of w have mean 0.
-            by_row.baddbmm_(met, torch.stack([ones, along], 1), alpha=-1.0)
-        self.gains = met[:, :, 1].t()
-        return grads
+        moments = moments_of(grads, self._rows)
+        self.gains = moments[:, :, 2]
+        return grads, moments
 
-    def _like(self, rows: Tensor) -> Tensor:
-        """(·, rows, entries and channels) in the shape of the weight."""
-        shape = self._weight.shape
+    def _projected(self, rows: Tensor) -> Tensor:
+        """Gradients of the trained weight, in its shape, from (·, rows, entries and channels)."""
+        sums, met = moments_of(rows, self._rows)[:, :, 1:, None].unbind(2)
+        along = self._rows * self._scaled[:, None]
+        rows = (rows - sums / self._rows.shape[1] - met * along) * self._scales[:, None]
+        shape = self._shape
         return rows.view(len(rows), shape[0], *shape[2:], shape[1]).movedim(-1, 2)
+
+
+def moments_of(grads: Tensor, weight: Tensor) -> Tensor:
+    """Σ g², Σ g and ⟨w, g⟩ of every example and row, (examples, rows, 3), from one reading.
+
+    Args:
+        grads: (examples, rows, width).
+        weight: (rows, width), contiguous as well.
+    """
+    if grads.is_cuda and ReluNorm.fused and has_triton():
+        return launch_moments(grads.contiguous(), weight)
+    with full_precision():
+        met = torch.einsum("erw,rw->er", grads, weight)
+    return torch.stack([torch.linalg.vector_norm(grads, dim=2).square(), grads.sum(2), met], 2)
+
+
+def launch_moments(grads: Tensor, weight: Tensor) -> Tensor:
+    """The same by the kernel."""
+    import wrn_kernels
+
+    examples, rows, width = grads.shape
+    found = grads.new_empty(examples, rows, 3)
+    kernel: Any = wrn_kernels.moments
+    kernel[(rows, -(-examples // 4))](
+        grads, weight, found, examples, rows, width, EXAMPLES=4, BLOCK=256, num_warps=4
+    )
+    return found
 
 
 class _Gain(Part):

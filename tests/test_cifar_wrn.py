@@ -30,6 +30,7 @@ import wrn_settings  # noqa: E402
 import wrn_training  # noqa: E402
 from corrnoise.torch.clipping import products  # noqa: E402
 from corrnoise.torch.clipping.clipper import Clipper  # noqa: E402
+from corrnoise.torch.clipping.parts import Factors  # noqa: E402
 from corrnoise.torch.clipping.reference import clipped_sums  # noqa: E402
 from corrnoise.torch.workload import workload_of  # noqa: E402
 
@@ -297,6 +298,48 @@ def test_the_kernels_of_normalisation_agree_with_torch(width, side, layout, monk
         found.append([out, own.grad, parts["weight"].each(), parts["bias"].each()])
     for a, b in zip(*found, strict=True):
         assert far(a, b) < 1e-5
+
+
+@pytest.mark.skipif(CUDA, reason="the kernels are interpreted on a machine without a GPU")
+@pytest.mark.parametrize(("examples", "rows", "width"), [(1, 3, 27), (9, 2, 576), (4, 1, 256)])
+def test_the_kernel_of_moments_agrees_with_torch(examples, rows, width):
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    grads, weight = torch.randn(examples, rows, width), torch.randn(rows, width)
+    wanted = torch.stack([grads.square().sum(2), grads.sum(2), (grads * weight).sum(2)], 2)
+    for found in (wrn_layers.launch_moments(grads, weight), wrn_layers.moments_of(grads, weight)):
+        assert found.shape == (examples, rows, 3)
+        assert far(wanted, found) < 1e-6
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-4])  # a row is standardised, or too short for it
+def test_norms_before_standardisation_are_never_too_small(scale):
+    """Gradients along the two directions that are left out, where everything cancels, as well."""
+    torch.manual_seed(0)
+    conv = wrn_layers.StandardConv2d(4, 6, 3)
+    with torch.no_grad():
+        conv.weight.mul_(scale)
+    weight, sizes = (each.detach() for each in conv.standardised())
+    for far_out in (0.0, 1e-3, 1.0):
+        grads = weight + 2.0 + far_out * torch.randn(5, *weight.shape)
+
+        class Given:
+            def each(self, grads=grads):
+                return grads
+
+        scales = conv.gain.detach() / sizes
+        part = wrn_layers._Weight(Given(), weight, scales)
+        doubles = wrn_layers._Weight(Given(), weight.double(), scales.double())
+        doubles._measured = lambda grads=grads: (grads.movedim(2, -1).flatten(2).double(), None)
+        exact = doubles.each().flatten(1).norm(dim=1)
+        found = part.norms().squares.sum(1).sqrt()
+        whole = (grads.flatten(2).norm(dim=2) * scales).norm(dim=1)
+        assert bool((found.double() >= exact).all())
+        torch.testing.assert_close(found.double(), exact, atol=3e-3 * float(whole.max()), rtol=1e-5)
+        factors = Factors(torch.rand(5))
+        wanted = (factors.values.view(5, 1, 1, 1, 1) * doubles.each()).sum(0)
+        gap = float((part.weighted(factors) - wanted).norm())
+        assert gap <= 1e-5 * float((factors.values * whole).sum())
 
 
 def test_a_table_can_be_restored_into_an_empty_cache(tmp_path, monkeypatch):

@@ -4,17 +4,19 @@
     python benchmarks/cifar_headline.py prepare            # the plans, on any machine
     python benchmarks/cifar_headline.py run --minutes 9    # on a GPU, as often as it takes
     python benchmarks/cifar_headline.py time               # on a GPU: what a step costs alone
-    python benchmarks/cifar_headline.py table [--json FILE] [--figure FILE.svg]
+    python benchmarks/cifar_headline.py table [--from FILE] [--json FILE] [--figure FILE.svg]
+    python benchmarks/cifar_headline.py restore --from FILE   # a table's runs, into an empty cache
 
 The model, the batches of 512 and the 10 epochs are those of the paper's table; δ = 1e-5. Plans and
 finished runs are kept in CORRNOISE_CACHE, and a call that is cut off loses the runs that were under
-way. The table is written from what is kept, or from a file with ``--from``.
+way. The table is written from a file with ``--from``, and from what is kept of other rows.
 
 Every method is tuned alike, one seed, on 5,000 training images that it is not trained on: 1.5, 3
 and 6 times ``training.default_rate``, and beyond an end of these where that end is the best, twice
 at most. Each run is evaluated with its last weights and with the average of the last tenth, and the
 better one is kept. Five other seeds then train on all images and see the test set once. The search
-is not part of ε.
+is not part of ε. Larger batches help independent noise more than correlated noise, so DP-SGD has a
+second column, and the planner too, for which the batch size is tuned as well, in the same way.
 
 Steps are replayed as CUDA graphs, with all images on the GPU, and several processes share it.
 """
@@ -22,6 +24,7 @@ Steps are replayed as CUDA graphs, with all images on the GPU, and several proce
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -40,37 +43,54 @@ from corrnoise import _files
 
 @dataclass(frozen=True)
 class Choice:
-    """What was best on the held-out images: a rung of the ladder, and which weights."""
+    """What was best on the held-out images: a batch size, a rung of the ladder, and weights."""
 
+    batch: int
     rung: int
     weights: str
 
 
-def tuned(case: Case) -> tuple[list[Training], Choice | None, dict[int, dict[str, Any]]]:
-    """What is still to be tried, the best choice when nothing is, and all that was tried."""
-    rungs, found = list(range(runs.TRIED)), dict[int, dict[str, Any]]()
+Tried = dict[Training, dict[str, Any]]
+
+
+def climbed(case: Case, batch: int) -> tuple[list[Training], Tried]:
+    """What is still to be tried with batches of one size, and what was."""
+    rungs, found = list(range(runs.TRIED)), Tried()
     while True:
-        every = [Training(case, rung, -1) for rung in rungs if rung not in found]
-        got = {run: finished(run.name) for run in every}
-        found.update({run.rung: result for run, result in got.items() if result is not None})
+        every = [Training(case, batch, rung, -1) for rung in rungs]
+        got = {run: finished(run.name) for run in every if run not in found}
+        found.update({run: result for run, result in got.items() if result is not None})
         left = [run for run, result in got.items() if result is None]
         if left:
-            return left, None, found
-        _, best = max(
-            (
-                (value, Choice(rung, weights))
-                for rung, result in found.items()
-                for weights, value in result["accuracy"].items()
-            ),
-            key=lambda pair: pair[0],
-        )
-        if len(rungs) == runs.TRIED + runs.MORE or min(rungs) < best.rung < max(rungs):
-            return [], best, found
-        rungs.append(best.rung + 1 if best.rung == max(rungs) else best.rung - 1)
+            return left, found
+        best = best_of(found).rung
+        if len(rungs) == runs.TRIED + runs.MORE or min(rungs) < best < max(rungs):
+            return [], found
+        rungs.append(best + 1 if best == max(rungs) else best - 1)
+
+
+def best_of(found: Tried) -> Choice:
+    """The first of the best."""
+    choices = [
+        (value, Choice(run.batch, run.rung, weights))
+        for run, result in found.items()
+        for weights, value in result["accuracy"].items()
+    ]
+    return max(choices, key=lambda pair: pair[0])[1]
+
+
+def tuned(case: Case) -> tuple[list[Training], Choice | None, Tried]:
+    """What is still to be tried, the best choice when nothing is, and all that was tried."""
+    left, found = list[Training](), Tried()
+    for batch in case.batches:
+        more, got = climbed(case, batch)
+        left += more
+        found |= got
+    return left, None if left else best_of(found), found
 
 
 def final_runs(case: Case, choice: Choice) -> list[Training]:
-    return [Training(case, choice.rung, seed) for seed in range(case.size.seeds)]
+    return [Training(case, choice.batch, choice.rung, seed) for seed in range(case.size.seeds)]
 
 
 def open_runs(cases: Sequence[Case]) -> list[Training]:
@@ -116,20 +136,27 @@ def told(run: Training, result: dict[str, Any]) -> None:
     print(f"{run.name[:-5]}: {shown}, {result['seconds']:.1f} s", flush=True)
 
 
-def row_of(case: Case) -> dict[str, Any] | None:
-    """A finished case, or one with some of its seeds."""
+def row_of(case: Case, known: dict[tuple[float, str], dict[str, Any]]) -> dict[str, Any] | None:
+    """A finished case, or one with some of its seeds, or what is known of it."""
+    if (case.epsilon, case.label) in known:
+        return known[case.epsilon, case.label]
     _, best, tried = tuned(case)
     done = [] if best is None else [finished(run.name) for run in final_runs(case, best)]
     results = [result for result in done if result is not None]
     if best is None or not results:
         return None
-    plan = plan_of(case, tuning=False)
+    every = [tried[run] for run in sorted(tried, key=lambda run: (run.batch, run.rung))]
+    plain = known.get((case.epsilon, case.method))
+    if plain is not None and plain["batch"] == best.batch:  # the same runs, by the same plan
+        return {**plain, "method": case.label, "tried": every}
+    plan = plan_of(case, best.batch, tuning=False)
     scheme, chosen = plan.scheme, plan.chosen
     accuracies = [result["accuracy"][best.weights] for result in results]
-    alone = finished(runs.time_name(case))
+    first = final_runs(case, best)[0]
+    alone = finished(first.time_name)
     return {
         "epsilon": case.epsilon,
-        "method": case.method,
+        "method": case.label,
         "mechanism": repr(plan.mechanism),
         "sampling": plan.sampling.name,
         "noise_multiplier": plan.noise_multiplier,
@@ -143,18 +170,25 @@ def row_of(case: Case) -> dict[str, Any] | None:
             "noise_relative_to_dp_sgd": None if chosen is None else chosen.step_cost,
             "alone": alone,
         },
-        "multiple": Training(case, best.rung, 0).multiple,
+        "batch": best.batch,
+        "multiple": first.multiple,
         "weights": best.weights,
         "accuracies": accuracies,
         **tables.summary(accuracies),
-        "tried": [tried[rung] for rung in sorted(tried)],
+        "tried": every,
         "runs": results,
     }
 
 
-def result(cases: Sequence[Case]) -> dict[str, Any]:
-    """All that the table and the figure need, and the settings that the cases share."""
-    rows = [row for case in cases if (row := row_of(case)) is not None]
+def result(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All that the table and the figure need, and the settings that the cases share.
+
+    Args:
+        cases: of the table.
+        rows: that are known, and stay as they are.
+    """
+    known = {(row["epsilon"], row["method"]): row for row in rows}
+    found = [row_of(case, known) for case in cases]
     return {
         "delta": runs.DELTA,
         "momentum": runs.MOMENTUM,
@@ -164,13 +198,13 @@ def result(cases: Sequence[Case]) -> dict[str, Any]:
         "tuning_seed": runs.TUNING_SEED,
         "precision": cases[0].precision,
         "size": asdict(cases[0].size),
-        "rows": sorted(rows, key=lambda row: row["epsilon"]),
+        "rows": sorted(filter(None, found), key=lambda row: row["epsilon"]),
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=("prepare", "run", "time", "table"))
+    parser.add_argument("command", choices=("prepare", "run", "time", "table", "restore"))
     parser.add_argument("--minutes", type=float, default=9.0, help="start nothing later")
     parser.add_argument("--workers", type=int, default=6, help="processes that share the GPU")
     parser.add_argument(
@@ -178,38 +212,53 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--precision", choices=("tf32", "bf16"), default="tf32")
     parser.add_argument("--smoke", action="store_true", help="tiny data, to see that it runs")
-    parser.add_argument("--from", dest="source", type=Path, help="a file of --json, for the table")
+    parser.add_argument("--method", nargs="+", choices=tables.COLUMNS, help="only these")
+    parser.add_argument("--from", dest="source", type=Path, help="a file of --json, of known rows")
     parser.add_argument("--json", type=Path, help="write the table's rows there")
     parser.add_argument("--figure", type=Path, help="write the figure there, as SVG")
     given = parser.parse_args(arguments)
-    if given.source is None and "CORRNOISE_CACHE" not in os.environ:
+    source = json.loads(given.source.read_text(encoding="utf-8")) if given.source else None
+    if "CORRNOISE_CACHE" not in os.environ and (source is None or given.command != "table"):
         parser.error("set CORRNOISE_CACHE to a folder that keeps plans and finished runs")
+    if given.command == "restore" and source is None:
+        parser.error("restore needs --from, the file of a table")
     cases = [
-        Case(epsilon, method, given.precision, given.smoke)
+        case
         for epsilon in given.epsilon or runs.EPSILONS
+        for best_batch in (False, True)
         for method in runs.METHODS
+        if (case := Case(epsilon, method, best_batch, given.precision, given.smoke)).label
+        in (given.method or tables.COLUMNS)
     ]
     if given.command == "prepare":
-        for case in cases:
-            for tuning in (True, False):
-                plan = plan_of(case, tuning=tuning)
+        for case, tuning in itertools.product(cases, (True, False)):
+            for batch in case.batches:
+                plan = plan_of(case, batch, tuning=tuning)
                 print(
-                    f"{case.epsilon:g} {case.method}, {plan.num_examples}: {plan.mechanism!r}, "
-                    f"{plan.sampling.name}, noise {plan.noise_multiplier:.4g}, error "
-                    f"{plan.error:.4g}",
+                    f"{case.epsilon:g} {case.label}, {plan.num_examples} by {batch}: "
+                    f"{plan.mechanism!r}, {plan.sampling.name}, noise {plan.noise_multiplier:.4g}, "
+                    f"error {plan.error:.4g}",
                     flush=True,
                 )
     elif given.command == "run":
         run_all(cases, given.minutes, given.workers)
     elif given.command == "time":
         for case in cases:
-            found = runs.measure(case)
-            print(f"{case.epsilon:g} {case.method}: {found['milliseconds']:.2f} ms a step")
+            _, best, _ = tuned(case)
+            if best is None:
+                print(f"{case.epsilon:g} {case.label} is still to be tuned")
+            else:
+                found = runs.measure(final_runs(case, best)[0])
+                print(f"{case.epsilon:g} {case.label}: {found['milliseconds']:.2f} ms a step")
+    elif given.command == "restore":
+        every = {(case.epsilon, case.label): case for case in cases}
+        rows = [(row, every.get((row["epsilon"], row["method"]))) for row in source["rows"]]
+        print(f"{sum(runs.restore(row, case) for row, case in rows if case is not None)} runs")
     else:
-        if given.source is not None:
-            found = json.loads(given.source.read_text(encoding="utf-8"))
+        if source is not None and "CORRNOISE_CACHE" not in os.environ:
+            found = source
         else:
-            found = result(cases)
+            found = result(cases, [] if source is None else source["rows"])
         print(f"{tables.table(found)}\n\n{tables.about(found)}")
         if given.json:
             _files.write(given.json, json.dumps(found, indent=1) + "\n")

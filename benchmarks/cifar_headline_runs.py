@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import corrnoise as cn
+from cifar_headline_table import BASE, CHOICE, best_batch
 from corrnoise.apps import datasets, models, training
 from corrnoise.apps.averaging import Average
 from corrnoise.apps.datasets import Tensors, whole_batch
@@ -32,7 +33,7 @@ DELTA, MOMENTUM, DECAY, CLIP_NORM = 1e-5, 0.9, 0.9999, 10.0
 EPSILONS = (2.0, 4.0, 9.0, 1.0, 0.5)  # in this order
 # What ``cn.plan`` is asked for.
 METHODS: dict[str, dict[str, Any]] = {
-    "DP-SGD, Poisson": {"mechanisms": ["dp_sgd"], "sampling": "poisson"},
+    BASE: {"mechanisms": ["dp_sgd"], "sampling": "poisson"},
     "Band-MF, cyclic Poisson": {
         "mechanisms": ["band_mf"],
         "sampling": "cyclic-poisson",
@@ -43,7 +44,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "num_bands": 4,
         "sampling": "balls-in-bins",
     },
-    "planner's choice": {},
+    CHOICE: {},
 }
 FIRST, FACTOR, TRIED, MORE = 1.5, 2.0, 3, 2  # the ladder of multiples of ``default_rate``
 AVERAGED = 0.1
@@ -55,34 +56,53 @@ DIVERGED = "gradients must be finite"
 
 @dataclass(frozen=True)
 class Size:
-    """How much is trained."""
+    """How much is trained; ``larger`` batches are tried where the best is looked for."""
 
     num_examples: int
     batch_size: int
     epochs: int
     held_out: int
     seeds: int
+    larger: tuple[int, ...]
     model: str = "convnet"
 
 
-FULL = Size(50_000, 512, 10, 5_000, 5)
-SMOKE = Size(120, 12, 2, 20, 2, "linear")
+FULL = Size(50_000, 512, 10, 5_000, 5, (2048, 8192))
+SMOKE = Size(120, 12, 2, 20, 2, (24,), "linear")
 _PLANS: dict[str, cn.Plan] = {}
 _DATA: dict[tuple[bool, str], tuple[Tensors, Tensors]] = {}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A point of the figure."""
+    """A point of the figure.
+
+    Attributes:
+        epsilon: ε.
+        method: of ``METHODS``.
+        best_batch: whether its batch size is tuned as well.
+        precision: of the model.
+        smoke: on tiny data.
+    """
 
     epsilon: float
     method: str
+    best_batch: bool = False
     precision: str = "tf32"
     smoke: bool = False
 
     @property
+    def label(self) -> str:
+        return best_batch(self.method) if self.best_batch else self.method
+
+    @property
     def size(self) -> Size:
         return SMOKE if self.smoke else FULL
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The sizes that are tried."""
+        return (self.size.batch_size, *(self.size.larger if self.best_batch else ()))
 
 
 @dataclass(frozen=True)
@@ -90,23 +110,31 @@ class Training:
     """A run: ``rung`` is the number of a rate of the ladder, and a seed below 0 tunes."""
 
     case: Case
+    batch: int
     rung: int
     seed: int
 
     @property
+    def _kind(self) -> str:
+        return f"{self.case.epsilon:g} {self.case.method} {self.case.precision} batch {self.batch}"
+
+    @property
     def name(self) -> str:
-        case = self.case
-        return (
-            f"headline run {case.epsilon:g} {case.method} {case.precision} rung {self.rung + 10} "
-            f"seed {self.seed if self.seed >= 0 else 'tuning'}.json"
-        )
+        """Of what is kept: cases that differ in the sizes they try share runs."""
+        seed = self.seed if self.seed >= 0 else "tuning"
+        return f"headline run {self._kind} rung {self.rung + 10} seed {seed}.json"
+
+    @property
+    def time_name(self) -> str:
+        """Of what is kept of a measurement."""
+        return f"headline time {self._kind}.json"
 
     @property
     def multiple(self) -> float:
         return FIRST * FACTOR**self.rung
 
 
-def plan_of(case: Case, *, tuning: bool) -> cn.Plan:
+def plan_of(case: Case, batch: int, *, tuning: bool) -> cn.Plan:
     """The plan of a case. What is kept was priced when it was made, and is not priced again."""
     size = case.size
     count = size.num_examples - (size.held_out if tuning else 0)
@@ -118,7 +146,7 @@ def plan_of(case: Case, *, tuning: bool) -> cn.Plan:
     def make() -> cn.Plan:
         return cn.plan(
             num_examples=count,
-            batch_size=size.batch_size,
+            batch_size=batch,
             epochs=size.epochs,
             epsilon=case.epsilon,
             delta=DELTA,
@@ -127,7 +155,7 @@ def plan_of(case: Case, *, tuning: bool) -> cn.Plan:
             **asked,
         )
 
-    key = f"headline plan {case.epsilon:g} {case.method} {count} {size.batch_size} {size.epochs}"
+    key = f"headline plan {case.epsilon:g} {case.method} {count} {batch} {size.epochs}"
     if key not in _PLANS:
         _PLANS[key] = jobs.cached_plan(key, make)
         trust(_PLANS[key])
@@ -177,7 +205,7 @@ class Prepared:
             torch.backends.cudnn.benchmark = True  # all batches have one size
             torch.cuda.reset_peak_memory_stats()
         tuning = run.seed < 0
-        plan = self.plan = plan_of(run.case, tuning=tuning)
+        plan = self.plan = plan_of(run.case, run.batch, tuning=tuning)
         train, self.test = data_of(run, device)
         self._before = torch.cuda.memory_allocated() if device == "cuda" else 0
         shape, seed = tuple(train.inputs.shape[1:]), TUNING_SEED if tuning else run.seed
@@ -266,17 +294,9 @@ def _train(run: Training, device: str) -> dict[str, Any]:
     }
 
 
-def time_name(case: Case) -> str:
-    """Of what is kept of a measurement."""
-    return f"headline time {case.epsilon:g} {case.method} {case.precision}.json"
-
-
-def measure(case: Case) -> dict[str, Any]:
-    """What a step of a case costs in a process that has the GPU alone, or what is kept of it."""
-    run = Training(case, 1, 0)
-    return json.loads(
-        jobs.kept(time_name(case), lambda: json.dumps(_on_device(_time, run)).encode())
-    )
+def measure(run: Training) -> dict[str, Any]:
+    """What a step of a run costs in a process that has the GPU alone, or what is kept of it."""
+    return json.loads(jobs.kept(run.time_name, lambda: json.dumps(_on_device(_time, run)).encode()))
 
 
 def _time(run: Training, device: str) -> dict[str, Any]:
@@ -292,6 +312,20 @@ def _time(run: Training, device: str) -> dict[str, Any]:
                 break
     passed = [b - a for a, b in itertools.pairwise(times[len(times) // 10 :])]
     return {"milliseconds": 1e3 * statistics.median(passed), "gibibytes": made.gibibytes()}
+
+
+def restore(row: dict[str, Any], case: Case) -> int:
+    """Keep a row's runs and its measurement, where none is kept, and say how many those are."""
+    found: dict[str, dict[str, Any]] = {}
+    for result in [*row["tried"], *row["runs"]]:
+        run = Training(case, result["batch"], result["rung"], result["seed"])
+        found[run.name] = result
+    if row["cost"]["alone"] is not None:
+        found[Training(case, row["batch"], 0, 0).time_name] = row["cost"]["alone"]
+    missing = {name: result for name, result in found.items() if finished(name) is None}
+    for name, result in missing.items():
+        jobs.kept(name, json.dumps(result).encode)
+    return len(missing)
 
 
 def finished(name: str) -> dict[str, Any] | None:

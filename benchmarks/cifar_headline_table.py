@@ -11,15 +11,31 @@ from corrnoise import _tables
 
 BASE, CHOICE = "DP-SGD, Poisson", "planner's choice"
 _COST = (
-    "ε", "method", "mechanism", "noise", "expected error", "rate", "weights", "GPU s a run",
-    "GiB", "vectors stored", "draws a step",
+    "ε", "method", "mechanism", "batch", "noise", "expected error", "rate", "weights",
+    "GPU s a run", "GiB", "vectors stored", "draws a step",
 )  # fmt: skip
-# The method of the paper's figures whose colour and marker each one has, in the order of columns.
+
+
+def best_batch(method: str) -> str:
+    """The column of a method whose batch size is tuned as well."""
+    return f"{method}, best batch"
+
+
+# The method of the paper's figures whose colour and marker each one has, and its line, in the order
+# of columns.
 _LOOKS = {
-    BASE: "dp_sgd",
-    "Band-MF, cyclic Poisson": "band_mf",
-    "BISR p = 4, balls-in-bins": "bisr",
-    CHOICE: "band_inv_mf",
+    BASE: ("dp_sgd", "--"),
+    "Band-MF, cyclic Poisson": ("band_mf", "-"),
+    "BISR p = 4, balls-in-bins": ("bisr", "-"),
+    CHOICE: ("band_inv_mf", "-"),
+    best_batch(BASE): ("dp_sgd", ":"),
+    best_batch(CHOICE): ("band_inv_mf", ":"),
+}
+COLUMNS = tuple(_LOOKS)
+# What the planner gains: the name of the column, and the two methods.
+_GAINS = {
+    "planner over DP-SGD": (CHOICE, BASE),
+    "planner over DP-SGD, best batches": (best_batch(CHOICE), best_batch(BASE)),
 }
 
 
@@ -38,14 +54,13 @@ def table(found: dict[str, Any]) -> str:
 def accuracies(found: dict[str, Any]) -> str:
     """Mean and standard error of the test accuracy, and what the planner gains over DP-SGD."""
     methods = _methods(found)
+    compared = {name: pair for name, pair in _GAINS.items() if set(pair) <= set(methods)}
     rows: list[list[str]] = []
     for epsilon in _epsilons(found):
         here = {row["method"]: row for row in found["rows"] if row["epsilon"] == epsilon}
-        gain = ""
-        if BASE in here and CHOICE in here:
-            gain = f"{here[CHOICE]['mean'] - here[BASE]['mean']:+.1f}"
-        rows.append([f"{epsilon:g}", *(_percent(here.get(method)) for method in methods), gain])
-    return _tables.markdown(["ε", *methods, "planner over DP-SGD"], rows)
+        gains = [_gain(here, *pair) for pair in compared.values()]
+        rows.append([f"{epsilon:g}", *(_percent(here.get(method)) for method in methods), *gains])
+    return _tables.markdown(["ε", *methods, *compared], rows)
 
 
 def costs(found: dict[str, Any]) -> str:
@@ -62,6 +77,7 @@ def costs(found: dict[str, Any]) -> str:
                 row["method"],
                 f"`{row['mechanism'].split('(')[0]}"
                 + f"({row['mechanism'].split('), ')[-1]}`, {row['sampling']}",
+                str(row["batch"]),
                 f"{row['noise_multiplier']:.3g}",
                 f"{row['expected_error']:.0f}",
                 f"{row['runs'][0]['learning_rate']:.2g} ({row['multiple']:g}x)",
@@ -72,7 +88,7 @@ def costs(found: dict[str, Any]) -> str:
                 f"{cost['draws_per_step']:g}",
             ]
         )
-    return _tables.markdown(_COST, rows, left=(1, 2, 6))
+    return _tables.markdown(_COST, rows, left=(1, 2, 7))
 
 
 def about(found: dict[str, Any]) -> str:
@@ -85,11 +101,13 @@ def about(found: dict[str, Any]) -> str:
     when = "" if not dates else dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     fewest = min((len(row["runs"]) for row in found["rows"]), default=0)
     return (
-        f"δ = {found['delta']:g}, batch {size['batch_size']}, {size['epochs']} epochs, clip norm "
+        f"δ = {found['delta']:g}, batch {size['batch_size']}, or the best of it and "
+        f"{', '.join(map(str, size['larger']))}, {size['epochs']} epochs, clip norm "
         f"{found['clip_norm']:g}, {found['precision'].upper()}; mean and standard error of "
         f"{fewest} seeds on the test set. Rate and weights (the last ones, or the average of the "
-        f"last tenth) were chosen for every method alike on {size['held_out']:,} held-out training "
-        "images with another seed; this search is not part of ε. Rates are multiples of "
+        "last tenth), and the best batch, were chosen for every method alike on "
+        f"{size['held_out']:,} held-out training images with another seed; this search is not part "
+        "of ε. Rates are multiples of "
         "`training.default_rate`; GPU time and memory are those of a run alone on the GPU, memory "
         f"without the images. {machines}, torch {versions}, {when}."
     )
@@ -105,7 +123,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         figure = Figure(figsize=(7.0, 3.8), layout="constrained")
         panel = figure.subplots()
         for method in _methods(found):
-            look = _LOOKS[method]
+            look, line = _LOOKS[method]
             rows = [row for row in found["rows"] if row["method"] == method]
             panel.errorbar(
                 [row["epsilon"] for row in rows],
@@ -113,7 +131,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 yerr=[row["standard_error"] or 0.0 for row in rows],
                 color=style.COLOURS[look],
                 marker=style.MARKERS[look],
-                linestyle="--" if method == BASE else "-",
+                linestyle=line,
                 linewidth=2.2 if method == CHOICE else 1.3,
                 capsize=2.5,
                 label=method,
@@ -124,6 +142,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
         panel.legend(loc="upper left")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
+
+
+def _gain(rows: dict[str, dict[str, Any]], ours: str, theirs: str) -> str:
+    if not {ours, theirs} <= rows.keys():
+        return ""
+    return f"{rows[ours]['mean'] - rows[theirs]['mean']:+.1f}"
 
 
 def _methods(found: dict[str, Any]) -> list[str]:

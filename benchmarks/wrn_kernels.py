@@ -1,8 +1,9 @@
 """ReLU followed by GroupNorm in one kernel, its backward pass with every row's sums in another.
 
 A program holds some channels of one row, all their positions, in registers: the input is read once.
-Strides are arguments, so that both layouts of pictures are served. A third kernel reads the
-gradients of a convolution's weight once, for all that clipping needs to know of them.
+Strides are arguments, so that both layouts of pictures are served. Two more kernels do what torch
+needs more readings for: they add a convolution's bias in place, and tell all that clipping needs to
+know of the gradients of its weight.
 """
 
 from __future__ import annotations
@@ -70,6 +71,15 @@ def backward(
     out = (grad * w[None, :] - mean[None, :] - plain * slope[None, :]) * scale[None, :]
     out = tl.where(x > 0.0, out, 0.0)
     tl.store(found + place, out.to(found.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def biased(outputs, bias, size, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
+    """Add each channel's bias, in place, where channels are neighbours."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    real = at < size
+    y = tl.load(outputs + at, mask=real).to(tl.float32) + tl.load(bias + at % CHANNELS)
+    tl.store(outputs + at, y.to(outputs.dtype.element_ty), mask=real)
 
 
 @triton.jit

@@ -60,7 +60,37 @@ class StandardConv2d(nn.Conv2d):
         weight = (self.standardised()[0] * self.gain[:, None, None, None]).to(x.dtype)
         if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
             weight = weight.contiguous(memory_format=torch.channels_last)
+            if _fused(x):
+                y = functional.conv2d(x, weight, None, self.stride, self.padding)
+                return Biased.apply(y, self.bias.detach())  # type: ignore[return-value]
         return functional.conv2d(x, weight, self.bias.to(x.dtype), self.stride, self.padding)
+
+
+def _fused(x: Tensor) -> bool:
+    """Whether there are kernels for it, and they are to be used."""
+    return x.is_cuda and ReluNorm.fused and has_triton()
+
+
+class Biased(torch.autograd.Function):
+    """A bias for each channel, added in place; its gradient is the handler's business.
+
+    Torch adds the bias of a convolution in this layout at less than half the speed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, bias: Tensor) -> Tensor:
+        import wrn_kernels
+
+        if not y.is_contiguous(memory_format=torch.channels_last):
+            raise ValueError("channels must be neighbours in memory")
+        kernel: Any = wrn_kernels.biased
+        kernel[(-(-y.numel() // 4096),)](y, bias, y.numel(), CHANNELS=y.shape[1], BLOCK=4096)
+        ctx.mark_dirty(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad, None
 
 
 class _Weight(Part):
@@ -134,7 +164,7 @@ def moments_of(grads: Tensor, weight: Tensor) -> Tensor:
         grads: (examples, rows, width).
         weight: (rows, width), contiguous as well.
     """
-    if grads.is_cuda and ReluNorm.fused and has_triton():
+    if _fused(grads):
         return launch_moments(grads.contiguous(), weight)
     with full_precision():
         met = torch.einsum("erw,rw->er", grads, weight)

@@ -44,16 +44,16 @@ def test_the_ladder_goes_on_beyond_an_end_that_is_the_best_twice_at_most(headlin
     rising = {rung: (10.0 + rung, 9.0) for rung in range(-5, 9)}
     case, asked = tried(headline, rising)
     left, best, _ = headline.tuned(case)
-    assert (left, best, asked) == ([], headline.Choice(4, "last"), {0, 1, 2, 3, 4})
+    assert (left, best, asked) == ([], headline.Choice(512, 4, "last"), {0, 1, 2, 3, 4})
     falling = {rung: (9.0, 10.0 - rung) for rung in range(-5, 9)}
     case, asked = tried(headline, falling)
-    assert headline.tuned(case)[1] == headline.Choice(-2, "averaged")
+    assert headline.tuned(case)[1] == headline.Choice(512, -2, "averaged")
     assert asked == {-2, -1, 0, 1, 2}
 
 
 def test_the_best_rate_and_weights_are_those_of_the_held_out_images(headline):
     case, asked = tried(headline, {0: (50.0, 51.0), 1: (54.0, 52.0), 2: (0.0, 53.0)})
-    assert headline.tuned(case)[1] == headline.Choice(1, "last")
+    assert headline.tuned(case)[1] == headline.Choice(512, 1, "last")
     assert asked == {0, 1, 2}
     case, _ = tried(headline, {0: (50.0, 51.0), 2: (0.0, 53.0)})
     left, best, _ = headline.tuned(case)
@@ -62,10 +62,29 @@ def test_the_best_rate_and_weights_are_those_of_the_held_out_images(headline):
     assert math.isclose(left[0].multiple, 3.0)
 
 
+def test_batch_sizes_are_tuned_where_the_best_is_looked_for(headline):
+    accuracies = {512: 50.0, 2048: 62.0, 8192: 61.0}
+
+    def finished(name):
+        batch = next(size for size in accuracies if f"batch {size} " in name)
+        return {"accuracy": {"last": accuracies[batch] - (0 if "rung 11" in name else 5)}}
+
+    headline.finished = finished
+    runs = headline.runs
+    left, best, tried = headline.tuned(runs.Case(2.0, runs.BASE, best_batch=True))
+    assert (left, best) == ([], headline.Choice(2048, 1, "last"))
+    assert {run.batch for run in tried} == set(accuracies)
+    assert len(tried) == 9
+    # Batches of the first size are the same runs for both columns of DP-SGD.
+    both = [runs.Training(runs.Case(2.0, runs.BASE, best), 512, 0, -1) for best in (False, True)]
+    assert both[0].name == both[1].name
+    assert headline.tuned(runs.Case(2.0, runs.BASE))[1] == headline.Choice(512, 1, "last")
+
+
 def test_a_small_run_is_prepared_resumed_and_written(headline, tmp_path, capsys, monkeypatch):
     small = ["--smoke", "--epsilon", "9"]
     headline.main(["prepare", *small])
-    assert capsys.readouterr().out.count("\n") == 8
+    assert capsys.readouterr().out.count("\n") == 16
     calls = []
     made = headline.runs._train
 
@@ -76,8 +95,10 @@ def test_a_small_run_is_prepared_resumed_and_written(headline, tmp_path, capsys,
     monkeypatch.setattr(headline.runs, "_train", counted)
     headline.main(["run", "--workers", "1", *small])
     finals = [run for run in calls if run.seed >= 0]
-    assert len(finals) == 8
-    assert len(calls) == len(set(calls))
+    # Two columns of a method share the runs of the smaller batches.
+    larger = {run.case.method for run in finals if run.batch > 12}
+    assert len(finals) == 8 + 2 * len(larger)
+    assert len({run.name for run in calls}) == len(calls) == len(set(calls))
     assert all(run.case.epsilon == 9.0 for run in calls)
     # A run that was under way when the process ended is all that is run again.
     (lost,) = (tmp_path / "cache").glob("headline-run-9-bisr*seed-1.json")
@@ -92,21 +113,33 @@ def test_a_small_run_is_prepared_resumed_and_written(headline, tmp_path, capsys,
     headline.main(["table", *small, "--json", str(file), "--figure", str(picture)])
     shown = capsys.readouterr().out
     found = json.loads(file.read_text())
-    assert [row["method"] for row in found["rows"]] == list(headline.runs.METHODS)
+    assert [row["method"] for row in found["rows"]] == list(headline.tables.COLUMNS)
     for row in found["rows"]:
         accuracies = [run["accuracy"][row["weights"]] for run in row["runs"]]
         assert [run["seed"] for run in row["runs"]] == [0, 1]
         assert math.isclose(row["mean"], statistics.mean(accuracies))
         assert math.isclose(row["standard_error"], statistics.stdev(accuracies) / math.sqrt(2))
         best = max(max(run["accuracy"].values()) for run in row["tried"])
-        won = next(run for run in row["tried"] if run["rung"] == row["runs"][0]["rung"])
+        chosen = row["batch"], row["runs"][0]["rung"]
+        won = next(run for run in row["tried"] if (run["batch"], run["rung"]) == chosen)
         assert won["accuracy"][row["weights"]] == best
         assert all(run["seed"] < 0 for run in row["tried"])
         assert row["cost"]["alone"]["milliseconds"] > 0
         assert f"{row['mean']:.1f} ± {row['standard_error']:.1f}" in shown
     assert "not part of ε" in shown
     names = {node.get("id", "") for node in ET.parse(picture).getroot().iter()}
-    assert sum(name.startswith("LineCollection") for name in names) == 8  # the legend too
+    assert sum(name.startswith("LineCollection") for name in names) == 12  # the legend too
+
+    # What the file has stays, whatever is kept; the runs can be kept again.
+    headline.main(["table", *small, "--from", str(file), "--json", str(tmp_path / "same.json")])
+    assert (tmp_path / "same.json").read_text() == file.read_text()
+    monkeypatch.setenv("CORRNOISE_CACHE", str(tmp_path / "other"))
+    headline.main(["restore", *small, "--from", str(file)])
+    capsys.readouterr()
+    calls.clear()
+    headline.main(["run", "--workers", "1", *small])
+    assert calls == []
+    capsys.readouterr()
 
     # The same table and picture from the file, without the runs.
     monkeypatch.delenv("CORRNOISE_CACHE")
@@ -118,16 +151,16 @@ def test_a_small_run_is_prepared_resumed_and_written(headline, tmp_path, capsys,
 
 def test_a_rate_that_is_too_large_is_a_result_and_not_an_error(headline, monkeypatch):
     runs = headline.runs
-    run = runs.Training(runs.Case(9.0, "planner's choice", smoke=True), 0, -1)
+    run = runs.Training(runs.Case(9.0, "planner's choice", smoke=True), 12, 0, -1)
     monkeypatch.setattr(runs.training, "default_rate", lambda *_: 1e38)
     found = runs.train(run)
     assert found["accuracy"] == {"last": 0.0, "averaged": 0.0}
-    assert found["steps"] < runs.plan_of(run.case, tuning=True).num_steps
+    assert found["steps"] < runs.plan_of(run.case, 12, tuning=True).num_steps
 
 
 def test_a_captured_step_has_room_for_most_random_batches(headline):
     runs = headline.runs
-    plan = runs.plan_of(runs.Case(9.0, "planner's choice", smoke=True), tuning=False)
+    plan = runs.plan_of(runs.Case(9.0, "planner's choice", smoke=True), 12, tuning=False)
     size = runs.graph_size(plan)
     work = {m: m * (1 + runs.binom.sf(m, 120, 0.1)) for m in range(12, 40)}
     assert size == min(work, key=work.__getitem__) > plan.expected_batch

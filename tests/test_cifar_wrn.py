@@ -164,6 +164,17 @@ def test_a_rate_tuned_in_the_shortest_recipe_goes_over_to_a_longer_one(folder, m
     assert chosen.average == "quarter"
 
 
+def test_a_rate_tuned_with_fewer_views_counts_where_none_was_tuned_with_as_many(folder):
+    recipe = cifar_wrn.RECIPES["planner", 3]
+    run = wrn_settings.Run("planner", 8.0, 3, recipe, 1.0)
+    for views, rate in ((1, 6.0), (1, 12.0), (recipe.views, 3.0)):
+        tried = replace(run, recipe=replace(recipe, views=views), rate=rate, seed=-1)
+        tried.folder.mkdir()
+        result = wrn_training.with_average(tried, {"rate": rate, "accuracies": {"last": rate}})
+        (tried.folder / "result.json").write_text(json.dumps(result))
+        assert cifar_wrn.tuned(run)[0].rate == rate
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_run_that_is_interrupted_goes_on_and_is_in_the_table(folder, capsys):
     cifar_wrn.main(["run", *SMOKE, "--rate", "8", "--minutes", "0.0005"])
@@ -310,6 +321,24 @@ def test_the_kernel_of_moments_agrees_with_torch(examples, rows, width):
     for found in (wrn_layers.launch_moments(grads, weight), wrn_layers.moments_of(grads, weight)):
         assert found.shape == (examples, rows, 3)
         assert far(wanted, found) < 1e-6
+
+
+@pytest.mark.skipif(CUDA, reason="the kernels are interpreted on a machine without a GPU")
+def test_the_kernel_of_biases_agrees_with_torch(monkeypatch):
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    conv = wrn_layers.StandardConv2d(4, 16, 3, 2)
+    nn.init.normal_(conv.bias)
+    x = torch.randn(3, 4, 7, 9).contiguous(memory_format=torch.channels_last)
+    found = []
+    for use in (False, True):
+        monkeypatch.setattr(wrn_layers, "_fused", lambda x, use=use: use)
+        own = x.clone().requires_grad_()
+        out = conv(own)
+        out.square().sum().backward()
+        found.append([out, own.grad])
+    for a, b in zip(*found, strict=True):
+        assert far(a, b) < 1e-6
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-4])  # a row is standardised, or too short for it

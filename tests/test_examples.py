@@ -112,11 +112,30 @@ def test_the_readme_shows_the_accuracies_on_cifar10():
 def test_the_readme_shows_the_accuracies_of_the_larger_network():
     root = EXAMPLES.parent
     result = json.loads((root / "benchmarks" / "cifar-wrn.json").read_text())
-    rows = {(row[0]["method"], row[0]["epsilon"], row[0]["minutes"]): row for row in result["rows"]}
-    assert all(len(row) == 1 for row in rows.values())  # "one seed"
-    (short,), (poisson,) = rows["planner", 8.0, 3], rows["dp-sgd", 8.0, 3]
-    (long,), (low,) = rows["planner", 8.0, 30], rows["planner", 1.0, 30]
-    draw = rows["planner", 1.0, 3][0]["accuracy"] - rows["dp-sgd", 1.0, 3][0]["accuracy"]
+    assert all(len(row) == 1 for row in result["rows"])  # "one seed"
+    runs = [row[0] for row in result["rows"]]
+
+    def run_of(method, epsilon, minutes):
+        """The one with the rate that was tuned on held-out images, if several rates were run."""
+        found = [
+            r
+            for r in runs
+            if (r["method"], r["epsilon"], r["minutes"]) == (method, epsilon, minutes)
+        ]
+        if len(found) > 1:
+            alike = [
+                t for t in result["tried"]
+                if (t["method"], t["epsilon"]) == (method, epsilon)
+                and {**t["recipe"], "views": 3} == found[0]["recipe"]
+            ]  # fmt: skip
+            rate = max(alike, key=lambda t: t["accuracy"])["rate"]
+            found = [r for r in found if r["rate"] == rate]
+        (only,) = found
+        return only
+
+    short, poisson = run_of("planner", 8.0, 3), run_of("dp-sgd", 8.0, 3)
+    long, low = run_of("planner", 8.0, 30), run_of("planner", 1.0, 30)
+    draw = run_of("planner", 1.0, 3)["accuracy"] - run_of("dp-sgd", 1.0, 3)["accuracy"]
     assert abs(draw) < 0.5
     assert all(run["mechanism"].startswith("dp_sgd") for run in (long, low))
     shown = (

@@ -22,6 +22,7 @@ _TABLES = {
     "rounding": ["rounding.json"],
     "imdb": ["imdb-adamw.json"],
     "cifar_headline": ["cifar-headline.json"],
+    "batches": ["batches.json"],
     "cifar_wrn": ["cifar-wrn.json"],
     "exact": ["exact.json", "exact-h200.json"],
     "jax_noise": ["jax-noise.json"],

@@ -1,7 +1,8 @@
-"""The benchmark of what training forgets: its formulas, against dense matrices and simulation."""
+"""The benchmarks of what training forgets and of batch sizes: formulas, against simulation."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from scipy.linalg import toeplitz
 
 import corrnoise as cn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
 
+import batches
 import forgetting
 
 
@@ -44,3 +47,22 @@ def test_signal_over_noise_is_that_of_sgd_with_momentum_and_decay(averaged):
         means.append(np.mean(kept[-(n // 10) if averaged else -1 :], axis=0))
     expected = float(means[0][0]) / float(means[1].std())
     assert forgetting.ratio(plan, part, averaged=averaged) == pytest.approx(expected, rel=0.025)
+
+
+def test_the_table_of_batches_is_what_the_script_computes_and_says(monkeypatch):
+    monkeypatch.setattr(batches, "METHODS", {batches.BASE: batches.METHODS[batches.BASE]})
+    found = json.loads((BENCHMARKS / "batches.json").read_text())
+    for row in found["rows"]:
+        (ours,) = batches.row(row["epsilon"], row["batch"])["methods"].values()
+        assert ours == pytest.approx(row["methods"][batches.BASE])
+    gains = {}
+    for row in found["rows"]:
+        for name, method in row["methods"].items():
+            gains.setdefault((row["epsilon"], name), []).append(method["signal_over_noise"])
+    for epsilon in batches.EPSILONS:
+        base, choice = (gains[epsilon, name] for name in (batches.BASE, batches.CHOICE))
+        assert choice[-1] / choice[0] < base[-1] / base[0]  # needs large batches less
+        assert all(a > b for a, b in zip(choice, base, strict=True))
+    assert [line.split("|")[3].strip() for line in batches.table(found).splitlines()[2::2]] == [
+        "1.00"
+    ] * len(batches.EPSILONS)

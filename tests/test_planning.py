@@ -8,7 +8,7 @@ import corrnoise as cn
 from corrnoise.accounting import Draws, gaussian
 from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.noise.filtering import scheme
-from corrnoise.planning import Alternative, Plan
+from corrnoise.planning import Alternative, Plan, advice
 
 SMALL = {"num_examples": 600, "batch_size": 50, "epochs": 4, "epsilon": 3.0, "delta": 1e-6}
 CIFAR = {
@@ -341,6 +341,23 @@ def test_advice_is_a_change_that_lowers_the_error():
     if plan.advice.startswith("memory"):
         assert dearer.error < 0.98 * plan.error
     assert cn.Plan.from_json(plan.to_json()).advice == plan.advice
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_advice_about_batches_and_epochs_is_what_plans_gain_by_them(momentum):
+    """To 6 points. BISR with 4 bands alone would promise 26 % where a plan gains 8."""
+    request = {"num_examples": 6400, "epsilon": 2, "delta": 1e-5, "momentum": momentum}
+    options = {"sampling": "fixed", "mechanisms": ["bisr", "band_inv_mf"]}
+    plan, batch, epochs = (
+        cn.plan(**request, **options, batch_size=size, epochs=count)
+        for size, count in ((100, 4), (200, 4), (100, 8))
+    )
+    draws = Draws(1e-9, None, 0, None)
+    larger, longer = (change.ratio for change in advice._longer(plan.calibration, draws))
+    assert larger == pytest.approx(batch.error / plan.error, abs=0.06)
+    assert longer == pytest.approx(epochs.error / (2 * plan.error), abs=0.06)
+    best = "twice the epochs" if longer < larger else "so half the steps"
+    assert best in plan.advice
 
 
 def test_plans_do_not_depend_on_the_number_of_cores(monkeypatch):

@@ -2,8 +2,10 @@
 
 The noise in the weights is compared with the gradients that they sum: an error is divided by the
 number of times that the run uses an example, n·batch. Memory and other samplings are compared by
-the prices that the planner has. Twice the batch size and twice the epochs are estimated with one
-mechanism of a closed form with 4 bands, or DP-SGD where the plan is independent noise.
+the prices that the planner has. Twice the batch size and twice the epochs are estimated with the
+best of some mechanisms that need no search, or DP-SGD where the plan is independent noise. One of
+them alone would mislead: what has too few bands for n steps has less error with n/2 steps, and a
+plan, which chooses the number of bands, gains nothing by that.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from corrnoise.samplings import Calibration
 _WORTH = 0.02
 # Estimates beyond this many steps or bins would take seconds.
 _MOST_STEPS, _MOST_BINS = 10_000, 300
-_BANDS = 4
+_BANDS = (4, 16, 64)
 
 
 @dataclass(frozen=True)
@@ -69,21 +71,25 @@ def _longer(chosen: Calibration, draws: Draws) -> list[_Change]:
     larger = _error(chosen, Participation(-(-b // 2) * k, -(-b // 2), k), draws)
     more = _error(chosen, Participation(2 * n, b, 2 * k), draws)
     return [
-        _Change("twice the batch size with as many epochs", larger / base),
+        _Change("twice the batch size with as many epochs, so half the steps", larger / base),
         _Change("twice the epochs at the same ε and δ", more / (2.0 * base)),
     ]
 
 
 def _error(chosen: Calibration, part: Participation, draws: Draws) -> float:
-    """The estimated error of a mechanism of a closed form for this participation."""
+    """The estimated error that is left with this participation."""
     whole, how = chosen.mechanism.workload, chosen.sampling
     workload = workloads.sgd(part.num_steps, momentum=whole.momentum or 0.0, decay=whole.decay or 1)
-    bands = min(_BANDS, part.min_sep)
-    mechanism: Mechanism = mechanisms.dp_sgd(workload)
+    tried: list[Mechanism] = [mechanisms.dp_sgd(workload)]
     if not chosen.mechanism.independent:
-        # Some samplings need a C with few bands, and BISR has a C⁻¹ with few.
-        for factory in (mechanisms.bsr, mechanisms.bisr):
-            other = factory(workload, num_bands=bands)
-            mechanism = mechanism if how.objection(other, part) else other
-    noise = how.estimate(mechanism, part, chosen.epsilon, chosen.delta, draws)
-    return noise * mechanism.decoder_rms
+        widths = sorted({min(bands, part.min_sep) for bands in _BANDS})
+        short = [mechanisms.lambda_cgd(workload, part)]
+        short += [mechanisms.bisr(workload, num_bands=bands) for bands in widths]
+        if all(how.objection(each, part) for each in short):  # it needs a C with few bands
+            short = [mechanisms.bsr(workload, num_bands=bands) for bands in widths]
+        tried += short
+    return min(
+        how.estimate(each, part, chosen.epsilon, chosen.delta, draws) * each.decoder_rms
+        for each in tried
+        if not how.objection(each, part)
+    )

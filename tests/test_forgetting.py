@@ -12,8 +12,7 @@ from scipy.linalg import toeplitz
 
 import corrnoise as cn
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import batches
 import forgetting
@@ -51,7 +50,7 @@ def test_signal_over_noise_is_that_of_sgd_with_momentum_and_decay(averaged):
 
 def test_the_table_of_batches_is_what_the_script_computes_and_says(monkeypatch):
     monkeypatch.setattr(batches, "METHODS", {batches.BASE: batches.METHODS[batches.BASE]})
-    found = json.loads((BENCHMARKS / "batches.json").read_text())
+    found = json.loads((Path(batches.__file__).with_name("batches.json")).read_text())
     for row in found["rows"]:
         (ours,) = batches.row(row["epsilon"], row["batch"])["methods"].values()
         assert ours == pytest.approx(row["methods"][batches.BASE])

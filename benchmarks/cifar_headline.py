@@ -105,8 +105,16 @@ def open_runs(cases: Sequence[Case]) -> list[Training]:
 
 
 def run_all(cases: Sequence[Case], minutes: float, workers: int) -> None:
-    """Run what is open, and start nothing that might not end in time."""
+    """Run what is open, and start nothing that might not end in time.
+
+    Where processes share a GPU, a run may find no room on it. The others go on then, and the next
+    call tries it again.
+
+    Raises:
+        RuntimeError: at the end, where runs have failed.
+    """
     began, end, longest, count = time.monotonic(), time.monotonic() + 60 * minutes, 0.0, 0
+    failed: dict[str, Exception] = {}
     if workers == 1:
         while left := open_runs(cases):
             told(left[0], runs.train(left[0]))
@@ -119,16 +127,23 @@ def run_all(cases: Sequence[Case], minutes: float, workers: int) -> None:
             busy = {run for run, _ in under_way.values()}
             for run in open_runs(cases):
                 in_time = time.monotonic() + 1.2 * longest < end
-                if run not in busy and len(under_way) < workers and in_time:
+                untried = run not in busy and run.name not in failed
+                if untried and len(under_way) < workers and in_time:
                     under_way[pool.submit(runs.train, run)] = (run, time.monotonic())
             if not under_way:
                 break
             for done in wait(under_way, return_when=FIRST_COMPLETED).done:
                 run, start = under_way.pop(done)
                 longest, count = max(longest, time.monotonic() - start), count + 1
-                told(run, done.result())
+                try:
+                    told(run, done.result())
+                except Exception as error:
+                    failed[run.name] = error
+                    print(f"{run.name[:-5]}: {type(error).__name__}", flush=True)
     passed = time.monotonic() - began
     print(f"{count} runs in {passed:.0f} s; {len(open_runs(cases))} can be started next")
+    if failed:
+        raise RuntimeError(f"{len(failed)} runs failed") from next(iter(failed.values()))
 
 
 def told(run: Training, result: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import math
 import statistics
 import sys
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,32 @@ def test_a_small_run_is_prepared_resumed_and_written(headline, tmp_path, capsys,
     headline.main(["table", "--from", str(file), "--figure", str(again)])
     assert capsys.readouterr().out == shown
     assert again.read_bytes() == picture.read_bytes()
+
+
+def test_a_run_that_fails_leaves_the_others_and_is_tried_again_by_the_next_call(
+    headline, monkeypatch, capsys
+):
+    made, lost = headline.runs._train, []
+
+    def once(run, device):
+        if run.rung == 1 and not lost:
+            lost.append(run.name)
+            raise MemoryError("no room on the GPU")
+        return made(run, device)
+
+    monkeypatch.setattr(headline.runs, "_train", once)
+    monkeypatch.setattr(
+        headline, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(1)
+    )
+    small = ["--smoke", "--epsilon", "9", "--method", "planner's choice", "--workers", "2"]
+    with pytest.raises(RuntimeError, match="1 runs failed") as failure:
+        headline.main(["run", *small])
+    assert isinstance(failure.value.__cause__, MemoryError)
+    assert "rung 11 seed tuning: MemoryError" in capsys.readouterr().out
+    case = headline.runs.Case(9.0, "planner's choice", smoke=True)
+    assert [run.name for run in headline.tuned(case)[0]] == lost
+    headline.main(["run", *small])
+    assert headline.open_runs([case]) == []
 
 
 def test_a_rate_that_is_too_large_is_a_result_and_not_an_error(headline, monkeypatch):

@@ -1,16 +1,21 @@
 """What would lower the error of a plan most, in one line.
 
-The noise in the weights is compared with the gradients that they sum: an error is divided by the
-number of times that the run uses an example, n·batch. Memory and other samplings are compared by
-the prices that the planner has. Twice the batch size and twice the epochs are estimated with the
-best of some mechanisms that need no search, or DP-SGD where the plan is independent noise. One of
-them alone would mislead: what has too few bands for n steps has less error with n/2 steps, and a
-plan, which chooses the number of bands, gains nothing by that.
+Memory and other samplings are compared by the prices that the planner has, with the same steps.
+Twice the batch size and twice the epochs change the steps, so there the noise in the weights is
+compared with what equal gradients make of them, as the root mean square over all steps: with decay
+the weights forget both. These two are estimated with the best of some mechanisms that need no
+search, or DP-SGD where the plan is independent noise. One of them alone would mislead: what has too
+few bands for n steps has less error with n/2 steps, and a plan, which chooses the number of bands,
+gains nothing by that.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import numpy as np
 
 from corrnoise import mechanisms, workloads
 from corrnoise.accounting import Draws
@@ -18,12 +23,13 @@ from corrnoise.mechanisms import Mechanism
 from corrnoise.participation import Participation
 from corrnoise.planning.plans import Alternative
 from corrnoise.samplings import Calibration
+from corrnoise.workloads import Workload
 
 # A change that lowers the error by less is not worth a line.
 _WORTH = 0.02
 # Estimates beyond this many steps or bins would take seconds.
 _MOST_STEPS, _MOST_BINS = 10_000, 300
-_BANDS = (4, 16, 64)
+_BANDS = (4, 16, 64, 256)
 
 
 @dataclass(frozen=True)
@@ -35,11 +41,23 @@ class _Change:
 
 
 def advice(
-    chosen: Calibration, alternatives: tuple[Alternative, ...], draws: Draws, *, whole_epochs: bool
+    chosen: Calibration,
+    alternatives: tuple[Alternative, ...],
+    draws: Draws,
+    *,
+    steps_may_change: bool,
 ) -> str:
-    """The change with the least error, in words; "" where none is worth it."""
+    """The change with the least error, in words; "" where none is worth it.
+
+    Args:
+        chosen: the plan's mechanism and its price.
+        alternatives: of the plan.
+        draws: for estimates.
+        steps_may_change: whether batch size and epochs are compared: the run has whole epochs, and
+            the number of bands is the planner's choice.
+    """
     found = _memory(chosen, alternatives)
-    if whole_epochs:
+    if steps_may_change:
         found += _longer(chosen, draws)
     best = min(found, key=lambda change: change.ratio, default=None)
     if best is None or best.ratio > 1.0 - _WORTH:
@@ -62,34 +80,62 @@ def _memory(chosen: Calibration, alternatives: tuple[Alternative, ...]) -> list[
 
 
 def _longer(chosen: Calibration, draws: Draws) -> list[_Change]:
-    """Twice the batch size and twice the epochs, by estimates."""
+    """Twice the batch size and twice the epochs, by estimates, where there are any."""
     part = chosen.participation
     n, b, k = part.num_steps, part.min_sep, part.max_participations
     if n > _MOST_STEPS or b > _MOST_BINS or b < 4:
         return []
+    half = -(-b // 2)
+    changed = {
+        "twice the batch size with as many epochs, so half the steps": Participation(
+            half * k, half, k
+        ),
+        "twice the epochs at the same ε and δ": Participation(2 * n, b, 2 * k),
+    }
     base = _error(chosen, part, draws)
-    larger = _error(chosen, Participation(-(-b // 2) * k, -(-b // 2), k), draws)
-    more = _error(chosen, Participation(2 * n, b, 2 * k), draws)
-    return [
-        _Change("twice the batch size with as many epochs, so half the steps", larger / base),
-        _Change("twice the epochs at the same ε and δ", more / (2.0 * base)),
-    ]
+    if math.isinf(base):
+        return []
+    return [_Change(words, _error(chosen, other, draws) / base) for words, other in changed.items()]
 
 
 def _error(chosen: Calibration, part: Participation, draws: Draws) -> float:
-    """The estimated error that is left with this participation."""
+    """The estimated error over what equal gradients give, up to a factor.
+
+    Infinite where the sampling takes none of the mechanisms with this participation.
+    """
     whole, how = chosen.mechanism.workload, chosen.sampling
     workload = workloads.sgd(part.num_steps, momentum=whole.momentum or 0.0, decay=whole.decay or 1)
-    tried: list[Mechanism] = [mechanisms.dp_sgd(workload)]
+
+    def price(mechanism: Mechanism) -> float:
+        if how.objection(mechanism, part):
+            return math.inf
+        noise = how.estimate(mechanism, part, chosen.epsilon, chosen.delta, draws)
+        return noise * mechanism.decoder_rms
+
+    least = price(mechanisms.dp_sgd(workload))
     if not chosen.mechanism.independent:
-        widths = sorted({min(bands, part.min_sep) for bands in _BANDS})
-        short = [mechanisms.lambda_cgd(workload, part)]
-        short += [mechanisms.bisr(workload, num_bands=bands) for bands in widths]
-        if all(how.objection(each, part) for each in short):  # it needs a C with few bands
-            short = [mechanisms.bsr(workload, num_bands=bands) for bands in widths]
-        tried += short
-    return min(
-        how.estimate(each, part, chosen.epsilon, chosen.delta, draws) * each.decoder_rms
-        for each in tried
-        if not how.objection(each, part)
-    )
+        # Of a C⁻¹ with few bands, or of a C with few where the sampling needs that.
+        short = price(mechanisms.lambda_cgd(workload, part))
+        short = min(short, _best(mechanisms.bisr, workload, part, price))
+        if math.isinf(short):
+            short = _best(mechanisms.bsr, workload, part, price)
+        least = min(least, short)
+    batch = 1.0 / part.min_sep  # of the examples
+    given = batch * float(np.sqrt(np.mean(np.cumsum(workload.coef) ** 2)))
+    return least / given
+
+
+def _best(
+    make: Callable[..., Mechanism],
+    workload: Workload,
+    part: Participation,
+    price: Callable[[Mechanism], float],
+) -> float:
+    """The least price of a family, whose wider members are tried as long as they gain."""
+    least = math.inf
+    for bands in sorted({min(bands, part.min_sep) for bands in _BANDS}):
+        error = price(make(workload, num_bands=bands))
+        if error > least:
+            break
+        least = error
+    return least

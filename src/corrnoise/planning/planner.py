@@ -160,7 +160,7 @@ def plan(
             chosen.calibration,
             alternatives,
             replace(draws, progress=None),
-            whole_epochs=part.num_steps % part.min_sep == 0,
+            steps_may_change=part.num_steps % part.min_sep == 0 and num_bands is None,
         ),
     )
     trust(found)  # it was priced just now

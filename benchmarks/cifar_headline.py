@@ -124,11 +124,11 @@ def run_all(cases: Sequence[Case], minutes: float, workers: int) -> None:
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         under_way: dict[Any, tuple[Training, float]] = {}
         while True:
-            busy = {run for run, _ in under_way.values()}
+            taken = {run.name for run, _ in under_way.values()} | failed.keys()
             for run in open_runs(cases):
                 in_time = time.monotonic() + 1.2 * longest < end
-                untried = run not in busy and run.name not in failed
-                if untried and len(under_way) < workers and in_time:
+                if run.name not in taken and len(under_way) < workers and in_time:
+                    taken.add(run.name)  # two cases can have one run
                     under_way[pool.submit(runs.train, run)] = (run, time.monotonic())
             if not under_way:
                 break
@@ -152,16 +152,17 @@ def told(run: Training, result: dict[str, Any]) -> None:
 
 
 def row_of(case: Case, known: dict[tuple[float, str], dict[str, Any]]) -> dict[str, Any] | None:
-    """A finished case, or one with some of its seeds, or what is known of it."""
-    if (case.epsilon, case.label) in known:
-        return known[case.epsilon, case.label]
+    """A finished case, or one with some of its seeds, or what is known of it with all of them."""
+    whole = {name: row for name, row in known.items() if len(row["runs"]) == case.size.seeds}
+    if (case.epsilon, case.label) in whole:
+        return whole[case.epsilon, case.label]
     _, best, tried = tuned(case)
     done = [] if best is None else [finished(run.name) for run in final_runs(case, best)]
     results = [result for result in done if result is not None]
     if best is None or not results:
         return None
     every = [tried[run] for run in sorted(tried, key=lambda run: (run.batch, run.rung))]
-    plain = known.get((case.epsilon, case.method))
+    plain = whole.get((case.epsilon, case.method))
     if plain is not None and plain["batch"] == best.batch:  # the same runs, by the same plan
         return {**plain, "method": case.label, "tried": every}
     plan = plan_of(case, best.batch, tuning=False)
@@ -203,7 +204,8 @@ def result(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> dict[str, A
         rows: that are known, and stay as they are.
     """
     known = {(row["epsilon"], row["method"]): row for row in rows}
-    found = [row_of(case, known) for case in cases]
+    asked = {(case.epsilon, case.label): row_of(case, known) for case in cases}
+    found = [row for row in (known | asked).values() if row is not None]
     return {
         "delta": runs.DELTA,
         "momentum": runs.MOMENTUM,
@@ -213,7 +215,7 @@ def result(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> dict[str, A
         "tuning_seed": runs.TUNING_SEED,
         "precision": cases[0].precision,
         "size": asdict(cases[0].size),
-        "rows": sorted(filter(None, found), key=lambda row: row["epsilon"]),
+        "rows": sorted(found, key=tables.place),
     }
 
 
@@ -235,6 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     source = json.loads(given.source.read_text(encoding="utf-8")) if given.source else None
     if "CORRNOISE_CACHE" not in os.environ and (source is None or given.command != "table"):
         parser.error("set CORRNOISE_CACHE to a folder that keeps plans and finished runs")
+    if source is not None and source["precision"] != given.precision:
+        parser.error(f"--precision must be that of the file, {source['precision']}")
     if given.command == "restore" and source is None:
         parser.error("restore needs --from, the file of a table")
     cases = [

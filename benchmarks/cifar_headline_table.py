@@ -39,6 +39,11 @@ _GAINS = {
 }
 
 
+def place(row: dict[str, Any]) -> tuple[float, int]:
+    """Of a row among the others: by ε, then in the order of columns."""
+    return row["epsilon"], COLUMNS.index(row["method"])
+
+
 def summary(accuracies: Sequence[float]) -> dict[str, float | None]:
     """Mean and standard error over seeds."""
     several = len(accuracies) > 1
@@ -105,7 +110,7 @@ def about(found: dict[str, Any]) -> str:
         f"{', '.join(map(str, size['larger']))}, {size['epochs']} epochs, clip norm "
         f"{found['clip_norm']:g}, {found['precision'].upper()}; mean and standard error of "
         f"{fewest} seeds on the test set. Rate and weights (the last ones, or the average of the "
-        "last tenth), and the best batch, were chosen for every method alike on "
+        "last tenth), and the best batch where it says so, were chosen by one rule on "
         f"{size['held_out']:,} held-out training images with another seed; this search is not part "
         "of ε. Rates are multiples of "
         "`training.default_rate`; GPU time and memory are those of a run alone on the GPU, memory "

@@ -82,16 +82,19 @@ def default_rate(recipe: Recipe) -> float:
 def tuned(run: Run) -> tuple[Run, dict[float, float]]:
     """The run with the rate and average that are best on held-out pictures, if any was tried.
 
-    With as many views, or else with whatever number: one view takes the least time.
+    With as many views, or else with the number of them for which most rates were tried: one view
+    takes the least time.
     """
-    any_rate = replace(run, rate=0.0, seed=-1).folder.name.replace("-r0-", "-r*-")
-    views = f"-v{run.recipe.views}-"
-    for pattern in (any_rate, any_rate.replace(views, "-v*-")):
-        tried = [result_of(path.parent) for path in cache().glob(f"{pattern}/result.json")]
-        if tried:
-            break
-    if not tried:
+    pattern = replace(run, rate=0.0, seed=-1).folder.name.replace("-r0-", "-r*-")
+    pattern = pattern.replace(f"-v{run.recipe.views}-", "-v*-")
+    by_views: dict[int, list[dict[str, Any]]] = {}
+    for path in sorted(cache().glob(f"{pattern}/result.json")):
+        got = result_of(path.parent)
+        by_views.setdefault(got["recipe"]["views"], []).append(got)
+    if not by_views:
         return run, {}
+    most = max(by_views, key=lambda views: len(by_views[views]))
+    tried = by_views.get(run.recipe.views, by_views[most])
     best = max(tried, key=lambda got: got["accuracy"])
     found = {got["rate"]: got["accuracy"] for got in tried}
     return replace(run, rate=best["rate"], average=best["average"]), found

@@ -29,9 +29,9 @@ from wrn_norm import ReluNorm
 
 _LEAST = 1e-4  # of s², as in De et al. (2022)
 # What rounding can take from a projected square, as a share of the whole one. A lane of the kernel
-# adds at most 9 products and a tree of 8 levels the lanes; with u = 2⁻²⁴ that is at most 18 u of
-# Σ g² and twice as much, and a little, of each of the two squares that are left out.
-_SLACK = 2.0**-17
+# adds at most 9 products of a row, and a tree of 8 levels the lanes; with u = 2⁻²⁴ that is at most
+# 18 u of Σ g², and twice as much, and a little, of each of the squares that are left out.
+_SLACK, _WIDEST = 2.0**-17, 9 * 256
 # Of the colours of CIFAR-10, published and used by everyone; from 0 to 1.
 _MEANS, _DEVIATIONS = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
@@ -108,8 +108,13 @@ class _Weight(Part):
     def __init__(self, part: Convolution, weight: Tensor, scales: Tensor) -> None:
         self._part, self._shape, self._scales = part, weight.shape, scales
         self._rows = weight.movedim(1, -1).flatten(1).contiguous()
+        if self._rows.shape[1] > _WIDEST:
+            raise ValueError(
+                f"a row must have at most {_WIDEST} weights, got {self._rows.shape[1]}"
+            )
+        self._squares = self._rows.square().sum(1)
         # A weight that is too short is not scaled to norm 1, and its length matters then.
-        self._scaled = self._rows.square().sum(1) > 0.999
+        self._scaled = self._squares > 0.999
         self._kept: Tensor | None = None
         self._whole: dict[int, _Weight] = {}  # by views
         self.gains: Tensor | None = None  # of every example, from the latest pass
@@ -119,6 +124,7 @@ class _Weight(Part):
         if views not in self._whole:
             found = self._whole[views] = copy.copy(self)
             found._part, found._whole = self._part.joined(views), {}
+            found._kept = found.gains = None
         return self._whole[views]
 
     def each(self) -> Tensor:
@@ -128,8 +134,13 @@ class _Weight(Part):
         """Of what is kept, and added later: no product is rounded in between."""
         self._kept, moments = self._measured()
         squares, sums, met = moments.unbind(2)
-        left_out = sums.square() / self._rows.shape[1] + met.square() * self._scaled
-        squares = ((1.0 + _SLACK) * squares - left_out).clamp_min(0.0) * self._scales.square()
+        sums, met = sums * self._rows.shape[1] ** -0.5, met * self._scaled
+        # ‖g - (Σ g/n)·1 - ⟨w, g⟩·w‖². Rows of w have norm 1 and mean 0, but for rounding.
+        mean = self._rows.sum(1) * self._rows.shape[1] ** -0.5
+        left_out = sums.square() + met.square() * (2.0 - self._squares) - 2.0 * sums * met * mean
+        left = ((1.0 + _SLACK) * squares - left_out).clamp_min(0.0)
+        left = torch.where(squares.isfinite(), left, torch.inf)
+        squares = left * self._scales.square()
         return Norms(squares, squares, 0.0)
 
     def weighted(self, factors: Factors) -> Tensor:

@@ -142,6 +142,14 @@ def test_a_small_run_is_prepared_resumed_and_written(headline, tmp_path, capsys,
     assert calls == []
     capsys.readouterr()
 
+    # A part of the table is computed again, with rows that had too few seeds.
+    known = json.loads(file.read_text())["rows"]
+    known[2]["runs"] = known[2]["runs"][:1]
+    cases = [headline.runs.Case(9.0, "BISR p = 4, balls-in-bins", smoke=True)]
+    again = headline.result(cases, known)["rows"]
+    assert [row["method"] for row in again] == list(headline.tables.COLUMNS)
+    assert [len(row["runs"]) for row in again] == [2] * 6
+
     # The same table and picture from the file, without the runs.
     monkeypatch.delenv("CORRNOISE_CACHE")
     again = tmp_path / "again.svg"
@@ -153,9 +161,10 @@ def test_a_small_run_is_prepared_resumed_and_written(headline, tmp_path, capsys,
 def test_a_run_that_fails_leaves_the_others_and_is_tried_again_by_the_next_call(
     headline, monkeypatch, capsys
 ):
-    made, lost = headline.runs._train, []
+    made, lost, begun = headline.runs._train, [], []
 
     def once(run, device):
+        begun.append(run.name)
         if run.rung == 1 and not lost:
             lost.append(run.name)
             raise MemoryError("no room on the GPU")
@@ -165,7 +174,8 @@ def test_a_run_that_fails_leaves_the_others_and_is_tried_again_by_the_next_call(
     monkeypatch.setattr(
         headline, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(1)
     )
-    small = ["--smoke", "--epsilon", "9", "--method", "planner's choice", "--workers", "2"]
+    names = ["planner's choice", "planner's choice, best batch"]
+    small = ["--smoke", "--epsilon", "9", "--method", *names, "--workers", "2"]
     with pytest.raises(RuntimeError, match="1 runs failed") as failure:
         headline.main(["run", *small])
     assert isinstance(failure.value.__cause__, MemoryError)
@@ -174,6 +184,8 @@ def test_a_run_that_fails_leaves_the_others_and_is_tried_again_by_the_next_call(
     assert [run.name for run in headline.tuned(case)[0]] == lost
     headline.main(["run", *small])
     assert headline.open_runs([case]) == []
+    # Two columns have one run for each rate of the smaller batches.
+    assert sorted(begun) == sorted([*set(begun), *lost])
 
 
 def test_a_rate_that_is_too_large_is_a_result_and_not_an_error(headline, monkeypatch):

@@ -155,7 +155,7 @@ def test_a_rate_tuned_in_the_shortest_recipe_goes_over_to_a_longer_one(folder, m
     monkeypatch.setitem(cifar_wrn.RECIPES, ("planner", 3), short)
     tried = wrn_settings.Run("planner", 8.0, 3, short, 38.0, seed=-1)
     tried.folder.mkdir()
-    result = {"rate": 38.0, "accuracies": {"last": 1.0, "quarter": 3.0}}
+    result = {"rate": 38.0, "recipe": {"views": 3}, "accuracies": {"last": 1.0, "quarter": 3.0}}
     best = json.dumps(wrn_training.with_average(tried, result))
     (tried.folder / "result.json").write_text(best)
     run = wrn_settings.Run("planner", 8.0, 10, long, cifar_wrn.default_rate(long))
@@ -167,12 +167,19 @@ def test_a_rate_tuned_in_the_shortest_recipe_goes_over_to_a_longer_one(folder, m
 def test_a_rate_tuned_with_fewer_views_counts_where_none_was_tuned_with_as_many(folder):
     recipe = cifar_wrn.RECIPES["planner", 3]
     run = wrn_settings.Run("planner", 8.0, 3, recipe, 1.0)
-    for views, rate in ((1, 6.0), (1, 12.0), (recipe.views, 3.0)):
+    # Accuracies with other numbers of views are not compared.
+    for views, rate, value, best in (
+        (1, 6.0, 60.0, 6.0),
+        (1, 12.0, 66.0, 12.0),
+        (8, 6.0, 70.0, 12.0),
+        (recipe.views, 3.0, 1.0, 3.0),
+    ):
         tried = replace(run, recipe=replace(recipe, views=views), rate=rate, seed=-1)
         tried.folder.mkdir()
-        result = wrn_training.with_average(tried, {"rate": rate, "accuracies": {"last": rate}})
+        result = {"rate": rate, "recipe": {"views": views}, "accuracies": {"last": value}}
+        result = wrn_training.with_average(tried, result)
         (tried.folder / "result.json").write_text(json.dumps(result))
-        assert cifar_wrn.tuned(run)[0].rate == rate
+        assert cifar_wrn.tuned(run)[0].rate == best
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -253,7 +260,11 @@ def test_the_average_is_over_about_the_last_part_of_the_steps(kind, share):
 
 def test_the_average_that_counts_on_the_test_set_is_the_one_chosen_on_held_out_pictures(folder):
     run = wrn_settings.Run("dp-sgd", 8.0, 3, cifar_wrn.SMOKE, 4.0, seed=-1)
-    result = {"rate": 4.0, "accuracies": {"last": 1.0, "tenth": 2.0, "quarter": 3.0}}
+    result = {
+        "rate": 4.0,
+        "recipe": {"views": run.recipe.views},
+        "accuracies": {"last": 1.0, "tenth": 2.0, "quarter": 3.0},
+    }
     run.folder.mkdir()
     best = wrn_training.with_average(run, result)
     (run.folder / "result.json").write_text(json.dumps(best))
@@ -327,9 +338,9 @@ def test_the_kernel_of_moments_agrees_with_torch(examples, rows, width):
 def test_the_kernel_of_biases_agrees_with_torch(monkeypatch):
     pytest.importorskip("triton")
     torch.manual_seed(0)
-    conv = wrn_layers.StandardConv2d(4, 16, 3, 2)
+    conv = wrn_layers.StandardConv2d(4, 24, 3, 2)
     nn.init.normal_(conv.bias)
-    x = torch.randn(3, 4, 7, 9).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(9, 4, 13, 9).contiguous(memory_format=torch.channels_last)  # two blocks
     found = []
     for use in (False, True):
         monkeypatch.setattr(wrn_layers, "_fused", lambda x, use=use: use)
@@ -341,7 +352,7 @@ def test_the_kernel_of_biases_agrees_with_torch(monkeypatch):
         assert far(a, b) < 1e-6
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-4])  # a row is standardised, or too short for it
+@pytest.mark.parametrize("scale", [1.0, 9e-3, 1e-4])  # rows are standardised, or too short for it
 def test_norms_before_standardisation_are_never_too_small(scale):
     """Gradients along the two directions that are left out, where everything cancels, as well."""
     torch.manual_seed(0)
@@ -369,6 +380,48 @@ def test_norms_before_standardisation_are_never_too_small(scale):
         wanted = (factors.values.view(5, 1, 1, 1, 1) * doubles.each()).sum(0)
         gap = float((part.weighted(factors) - wanted).norm())
         assert gap <= 1e-5 * float((factors.values * whole).sum())
+
+
+def added(conv, grads):
+    """The norm that clipping is told, and that of what one example adds, in double precision."""
+    weight, sizes = (each.detach() for each in conv.standardised())
+
+    class Given:
+        def each(self):
+            return grads
+
+    part = wrn_layers._Weight(Given(), weight, conv.gain.detach() / sizes)
+    told = part.norms().squares.double().sum(1).sqrt()
+    return told, part.weighted(Factors(torch.ones(1))).double().norm()
+
+
+def test_large_gradients_have_no_small_norms():
+    """Of gradients that are nearly constant, where a square of their sum could overflow."""
+    torch.manual_seed(0)
+    conv = wrn_layers.StandardConv2d(64, 8, 3)
+    for size in (1.0, 1e15, 3e17):
+        told, truth = added(conv, size * (1 + 0.5 * torch.randn(1, *conv.weight.shape)))
+        assert truth * (1 - 1e-6) <= told <= 1.001 * truth
+    for size in (1e30, float("inf"), float("nan")):
+        assert bool(torch.isinf(added(conv, torch.full((1, *conv.weight.shape), size))[0]))
+
+
+def test_a_weight_far_from_mean_0_has_no_small_norms():
+    """Its standardised rows are not quite of mean 0, by rounding."""
+    torch.manual_seed(0)
+    conv = wrn_layers.StandardConv2d(64, 1, 3)
+    with torch.no_grad():
+        conv.weight.add_(1e4)
+    for sign in (1.0, -1.0):
+        weight = conv.standardised()[0].detach()
+        told, truth = added(conv, (weight + sign * weight[0].numel() ** -0.5)[None])
+        assert truth * (1 - 1e-6) <= told
+
+
+def test_rows_that_are_too_wide_for_the_rounding_are_refused():
+    conv = wrn_layers.StandardConv2d(257, 1, 3)
+    with pytest.raises(ValueError, match="at most 2304"):
+        added(conv, torch.ones(1, *conv.weight.shape))
 
 
 def test_a_table_can_be_restored_into_an_empty_cache(tmp_path, monkeypatch):

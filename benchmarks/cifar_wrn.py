@@ -56,8 +56,8 @@ WAY, MULTIPLES = 5_000.0, (1.0, 0.5, 2.0)
 # is forgotten fast as well (forgetting.py). Independent noise comes there with many epochs, and at
 # ε = 1 it is nearly there after 10. A constant rate is best; cosine loses 18 %. So both methods
 # have one recipe for up to 10 minutes; told is a memory of a tenth of the steps. At ε = 8, 12 views
-# instead of 3 in 40 epochs changed the accuracy by a point at most, and three times the epochs
-# gained four: 10 minutes are for epochs, with few views. That recipe is still to be run.
+# instead of 3 in 40 epochs changed the accuracy by less than a point, and the run with 125 epochs
+# has four more. So 10 minutes are for epochs, with few views; that recipe is still to be run.
 RECIPES = {
     ("planner", 3): Recipe(4096, 3, 40, momentum=0.9, told=0.98),
     ("planner", 10): Recipe(4096, 5, 125, momentum=0.9, told=0.994),

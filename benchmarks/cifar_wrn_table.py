@@ -8,7 +8,7 @@ from typing import Any
 from corrnoise import _tables
 
 _COLUMNS = (
-    "ε", "method", "GPU minutes", "averaged weights", "last weights", "mechanism",
+    "ε", "method", "GPU minutes", "test accuracy", "with last weights", "mechanism",
     "batch", "views", "epochs", "rate", "average", "seeds",
 )  # fmt: skip
 

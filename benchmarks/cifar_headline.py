@@ -201,11 +201,14 @@ def result(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> dict[str, A
 
     Args:
         cases: of the table.
-        rows: that are known, and stay as they are.
+        rows: that are known; those with all their seeds stay as they are.
     """
     known = {(row["epsilon"], row["method"]): row for row in rows}
-    asked = {(case.epsilon, case.label): row_of(case, known) for case in cases}
-    found = [row for row in (known | asked).values() if row is not None]
+    found = dict(known)
+    for case in cases:
+        row = row_of(case, known)
+        if row is not None:
+            found[case.epsilon, case.label] = row
     return {
         "delta": runs.DELTA,
         "momentum": runs.MOMENTUM,
@@ -215,7 +218,7 @@ def result(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> dict[str, A
         "tuning_seed": runs.TUNING_SEED,
         "precision": cases[0].precision,
         "size": asdict(cases[0].size),
-        "rows": sorted(found, key=tables.place),
+        "rows": sorted(found.values(), key=tables.place),
     }
 
 

@@ -23,6 +23,8 @@ from wrn_settings import Machine, device, set_precision
 STEPS = 20
 # (rows, views, bfloat16, channels last, our kernels, CUDA graph); the likely ones first.
 CASES = (
+    (4096, 3, True, True, True, True),
+    (4096, 12, True, True, True, True),
     (2048, 8, True, True, True, True),
     (2048, 8, False, False, True, True),
     (2048, 8, True, False, True, True),

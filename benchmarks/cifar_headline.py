@@ -154,17 +154,16 @@ def told(run: Training, result: dict[str, Any]) -> None:
 def row_of(case: Case, known: dict[tuple[float, str], dict[str, Any]]) -> dict[str, Any] | None:
     """A finished case, or one with some of its seeds, or what is known of it with all of them."""
     whole = {name: row for name, row in known.items() if len(row["runs"]) == case.size.seeds}
-    if (case.epsilon, case.label) in whole:
-        return whole[case.epsilon, case.label]
+    old = whole.get((case.epsilon, case.label))
     _, best, tried = tuned(case)
     done = [] if best is None else [finished(run.name) for run in final_runs(case, best)]
     results = [result for result in done if result is not None]
-    if best is None or not results:
-        return None
+    if best is None or len(results) < (1 if old is None else case.size.seeds):
+        return old
     every = [tried[run] for run in sorted(tried, key=lambda run: (run.batch, run.rung))]
-    plain = whole.get((case.epsilon, case.method))
-    if plain is not None and plain["batch"] == best.batch:  # the same runs, by the same plan
-        return {**plain, "method": case.label, "tried": every}
+    for row in (old, whole.get((case.epsilon, case.method))):
+        if row is not None and made_by(row, results, best.weights):
+            return {**row, "method": case.label, "tried": every}
     plan = plan_of(case, best.batch, tuning=False)
     scheme, chosen = plan.scheme, plan.chosen
     accuracies = [result["accuracy"][best.weights] for result in results]
@@ -196,12 +195,18 @@ def row_of(case: Case, known: dict[tuple[float, str], dict[str, Any]]) -> dict[s
     }
 
 
+def made_by(row: dict[str, Any], results: Sequence[dict[str, Any]], weights: str) -> bool:
+    """Whether a row is of these runs; its plan is theirs, and another one might have been made."""
+    of_row, of_runs = ([run["accuracy"] for run in some] for some in (row["runs"], results))
+    return row["weights"] == weights and of_row == of_runs
+
+
 def result(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """All that the table and the figure need, and the settings that the cases share.
 
     Args:
         cases: of the table.
-        rows: that are known; those with all their seeds stay as they are.
+        rows: that are known; those with all their seeds stay unless another choice is the best now.
     """
     known = {(row["epsilon"], row["method"]): row for row in rows}
     found = dict(known)

@@ -67,7 +67,7 @@ class Size:
     model: str = "convnet"
 
 
-FULL = Size(50_000, 512, 10, 5_000, 5, (2048, 8192))
+FULL = Size(50_000, 512, 10, 5_000, 5, (1024, 2048, 4096, 8192))
 SMOKE = Size(120, 12, 2, 20, 2, (24,), "linear")
 _PLANS: dict[str, cn.Plan] = {}
 _DATA: dict[tuple[bool, str], tuple[Tensors, Tensors]] = {}

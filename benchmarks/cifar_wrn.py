@@ -13,9 +13,10 @@ The recipe is that of De et al. (2022): weight-standardised convolutions of acti
 through ReLU and then GroupNorm, several random crops and flips of each example in a step, an
 exponential average of the weights, SGD and clip norm 1. Both methods see as many views of each
 example, in batches of one size. A call stops after --minutes, a run continues from its last
-checkpoint in the next one, and its clock counts the training of all calls. The rate and which
-average of the weights counts are chosen on 5,000 pictures that are not trained on; the search is
-not part of ε. The planner's workload is that of a constant rate.
+checkpoint in the next one, and its clock counts the training of all calls. By default the rate is
+that at which the noise moves the weights as far in every run, and an exponential average of the
+weights counts. ``tune`` chooses both on 5,000 pictures that are not trained on; the search is not
+part of ε. The planner's workload is that of a constant rate.
 """
 
 from __future__ import annotations
@@ -35,48 +36,50 @@ from cifar_wrn_table import table
 from corrnoise import _files
 from wrn_settings import (
     DELTA,
-    HELD_OUT,
     METHODS,
     Machine,
     Recipe,
     Run,
     cache,
-    data_of,
+    default_rate,
+    num_examples,
     plan_of,
+    with_rate,
 )
 from wrn_training import AVERAGES, train
 
 EPSILONS, MINUTES = (8.0, 4.0, 2.0, 1.0), (3, 10, 30)
-# Rate times number of steps: the way that clipped gradients of norm 1 could move the weights. That
-# of De et al. at ε = 8 is 4·2,500. Multiples are tried in this order; the first is the default.
-WAY, MULTIPLES = 5_000.0, (1.0, 0.5, 2.0)
-# By probes with 3 and with 12 views, a view takes 11 µs on an H200, and clipping another 9 µs an
-# example. At the last step, and in an average of the last weights, equal gradients stand out of the
-# planner's noise as far after 10 epochs as after 125, and with momentum and large batches for what
-# is forgotten fast as well (forgetting.py). Independent noise comes there with many epochs, and at
-# ε = 1 it is nearly there after 10. A constant rate is best; cosine loses 18 %. So both methods
-# have one recipe for up to 10 minutes; told is a memory of a tenth of the steps. At ε = 8, 12 views
-# instead of 3 in 40 epochs changed the accuracy by less than a point, and the run with 125 epochs
-# has four more. So 10 minutes are for epochs, with few views; that recipe is still to be run.
-RECIPES = {
-    ("planner", 3): Recipe(4096, 3, 40, momentum=0.9, told=0.98),
-    ("planner", 10): Recipe(4096, 5, 125, momentum=0.9, told=0.994),
-    ("planner", 30): Recipe(4096, 16, 125, told=0.998),
-    ("dp-sgd", 3): Recipe(4096, 3, 40, momentum=0.9),
-    ("dp-sgd", 10): Recipe(4096, 5, 125, momentum=0.9),
-    ("dp-sgd", 30): Recipe(4096, 16, 125),
-}
+# Of the default rate, in the order in which they are tried.
+MULTIPLES = (1.0, 0.5, 2.0)
+
+
+def recipe_of(method: str, minutes: int, epsilon: float) -> Recipe:
+    """What fits into the time on an H200.
+
+    At the last step, and in an average of the last weights, equal gradients stand out of the
+    planner's noise as far after 10 epochs as after 125 (forgetting.py). Independent noise comes
+    there with many epochs, for ε up to 2 with 40 of them; there are more because 520 steps are few
+    to train with. A constant rate is best; cosine loses 18 %. Both methods have one recipe; what
+    the planner is told is a memory of a tenth of the steps. 3 and 10 minutes differ in the number
+    of views alone. 30 minutes are without momentum, as De et al. have it.
+    """
+    many = epsilon >= 4.0
+    if minutes == 30:
+        views, epochs, momentum, told = 16, 125 if many else 60, 0.0, 0.998
+    else:
+        views, momentum = {3: 2, 10: 8}[minutes], 0.9
+        epochs, told = (100, 0.992) if many else (60, 0.987)
+    return Recipe(
+        4096, views, epochs, momentum=momentum, told=told if method == "planner" else None
+    )
+
+
 SMOKE = Recipe(16, 2, 2)
 COMMANDS = ("prepare", "check", "probe", "clean", "tune", "run", "table", "restore")
 
 
 def result_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
-
-
-def default_rate(recipe: Recipe) -> float:
-    """Of two digits."""
-    return float(f"{WAY / (recipe.epochs * math.ceil(50_000 / recipe.batch)):.2g}")
 
 
 def tuned(run: Run) -> tuple[Run, dict[float, float]]:
@@ -101,19 +104,10 @@ def tuned(run: Run) -> tuple[Run, dict[float, float]]:
 
 
 def chosen(runs: Sequence[Run], rate: float | None, average: str | None) -> list[Run]:
-    """With rate and average that are given, or tuned in the same minutes, or in the shortest.
-
-    From the shortest recipe to a longer one, rate times number of steps is kept.
-    """
+    """With rate and average that are given, or tuned, or else by default."""
     found: list[Run] = []
     for run in runs:
-        best, tried = tuned(run)
-        if not tried:
-            recipe = RECIPES[run.method, MINUTES[0]]
-            short = replace(run, minutes=MINUTES[0], recipe=recipe, rate=default_rate(recipe))
-            short, _ = tuned(short)
-            longer = default_rate(run.recipe) / default_rate(recipe)
-            best = replace(run, rate=short.rate * longer, average=short.average)
+        best, _ = tuned(run)
         best = best if rate is None else replace(best, rate=rate)
         found.append(best if average is None else replace(best, average=average))
     return found
@@ -184,20 +178,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     runs: list[Run] = []
     for minutes, epsilon, method in itertools.product(MINUTES, EPSILONS, METHODS):
-        recipe = replace(SMOKE if given.smoke else RECIPES[method, minutes], **changes)
-        runs.append(Run(method, epsilon, minutes, recipe, default_rate(recipe)))
+        recipe = SMOKE if given.smoke else recipe_of(method, minutes, epsilon)
+        runs.append(Run(method, epsilon, minutes, replace(recipe, **changes)))
     runs = [run for run in runs if given.only is None or run.name in given.only]
     if not runs:
         parser.error(f"--only must name a run, such as planner-8-10, got {given.only}")
-    end = time.monotonic() + 60.0 * given.minutes
     if given.command == "prepare":
         for run in runs:
             for seed in (-1, 0):
-                count = len(data_of(replace(run, seed=seed), True)[1]) if given.smoke else (
-                    50_000 - (HELD_OUT if seed < 0 else 0)
-                )  # fmt: skip
+                count = num_examples(replace(run, seed=seed), given.smoke)
                 plan = plan_of(run, count)
-                print(f"{run.name} {count}: {plan.mechanism} {plan.sampling.name} {plan.error:.4g}")
+                print(
+                    f"{run.name} {count}: {plan.mechanism} {plan.sampling.name}, "
+                    f"noise {plan.noise_multiplier:.4g}, rate {default_rate(run, plan):g}"
+                )
     elif given.command in ("check", "probe"):
         import wrn_probe
 
@@ -210,16 +204,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if given.command == "run":
             if given.rate is not None and len(given.rate) > 1:
                 parser.error(f"run takes one --rate, got {given.rate}")
-            runs = chosen(runs, given.rate[0] if given.rate else None, given.average)
+            runs = chosen(
+                [with_rate(run, smoke=given.smoke) for run in runs],
+                given.rate[0] if given.rate else None,
+                given.average,
+            )
             runs = [replace(run, seed=seed) for run in runs for seed in range(given.seeds)]
         else:
+            runs = [with_rate(replace(run, seed=-1), smoke=given.smoke) for run in runs]
             if given.command == "clean":
                 runs = list(dict.fromkeys(replace(run, epsilon=math.inf) for run in runs))
             runs = [
-                replace(run, rate=rate, seed=-1)
+                replace(run, rate=rate)
                 for run in runs
                 for rate in given.rate or [run.rate * multiple for multiple in MULTIPLES]
             ]
+        end = time.monotonic() + 60.0 * given.minutes
         execute(runs, machine, end, shown=given.shown, smoke=given.smoke, file=given.json)
 
 

@@ -24,7 +24,7 @@ from corrnoise._extras import has_triton
 from corrnoise.torch.clipping import handlers
 from corrnoise.torch.clipping.convolution import Convolution
 from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part
-from corrnoise.torch.clipping.products import full_precision
+from corrnoise.torch.clipping.products import full_precision, weighted_sum
 from wrn_norm import ReluNorm
 
 _LEAST = 1e-4  # of s², as in De et al. (2022)
@@ -128,7 +128,7 @@ class _Weight(Part):
         return self._whole[views]
 
     def each(self) -> Tensor:
-        return self._projected(self._measured()[0])
+        return self._projected(self._measured()[0].to(self._rows.dtype))
 
     def norms(self) -> Norms:
         """Of what is kept, and added later: no product is rounded in between."""
@@ -145,16 +145,17 @@ class _Weight(Part):
 
     def weighted(self, factors: Factors) -> Tensor:
         assert self._kept is not None
-        rows = Direct(self._kept).weighted(factors)
+        rows = weighted_sum(factors.values, self._kept)
         self._kept = None
         return self._projected(rows[None])[0].contiguous()
 
     def _measured(self) -> tuple[Tensor, Tensor]:
         """Gradients and their moments.
 
-        The first are (examples, rows, entries and channels of the kernel, in this order).
+        The first are (examples, rows, entries and channels of the kernel, in this order), in
+        bfloat16 where the layer's gradients are.
         """
-        grads = self._part.each().movedim(2, -1).flatten(2)
+        grads = self._part.stored().movedim(2, -1).flatten(2)
         moments = moments_of(grads, self._rows)
         self.gains = moments[:, :, 2]
         return grads, moments
@@ -177,6 +178,7 @@ def moments_of(grads: Tensor, weight: Tensor) -> Tensor:
     """
     if _fused(grads):
         return launch_moments(grads.contiguous(), weight)
+    grads = grads.to(weight.dtype)
     with full_precision():
         met = torch.einsum("erw,rw->er", grads, weight)
     return torch.stack([torch.linalg.vector_norm(grads, dim=2).square(), grads.sum(2), met], 2)
@@ -187,7 +189,7 @@ def launch_moments(grads: Tensor, weight: Tensor) -> Tensor:
     import wrn_kernels
 
     examples, rows, width = grads.shape
-    found = grads.new_empty(examples, rows, 3)
+    found = weight.new_empty(examples, rows, 3)
     kernel: Any = wrn_kernels.moments
     kernel[(rows, -(-examples // 4))](
         grads, weight, found, examples, rows, width, EXAMPLES=4, BLOCK=256, num_warps=4

@@ -13,6 +13,8 @@ from corrnoise._extras import has_triton
 from corrnoise.torch.clipping import handlers, normalisation
 from corrnoise.torch.clipping.parts import Direct, Part
 
+LINE, ELEMENTS = 64, 1 << 13  # channels that are read together, and what is read at a time
+
 
 class ReluNorm(nn.GroupNorm):
     """ReLU, then GroupNorm; on a GPU by one kernel each way, in the input's type.
@@ -30,7 +32,7 @@ class ReluNorm(nn.GroupNorm):
     def fits(self, x: Tensor) -> bool:
         group = self.num_channels // self.num_groups
         powers = group & (group - 1) == 0 and self.num_channels % max(16, group) == 0
-        return self.fused and x.is_cuda and has_triton() and powers and x[0, 0].numel() <= 1024
+        return self.fused and x.is_cuda and has_triton() and powers
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fits(x):
@@ -41,10 +43,13 @@ class ReluNorm(nn.GroupNorm):
     def launch(self, x: Tensor) -> tuple[Any, dict[str, Any]]:
         """The grid of the kernels and what both of them are told."""
         positions, group = x[0, 0].numel(), self.num_channels // self.num_groups
-        channels, block = max(16, group), 1 << (positions - 1).bit_length()
+        channels = max(16, group)
+        while channels < LINE and self.num_channels % (2 * channels) == 0:
+            channels *= 2
+        tile = min(1 << (positions - 1).bit_length(), max(16, ELEMENTS // channels))
         return (self.num_channels // channels, len(x)), {
-            "POSITIONS": positions, "BLOCK": block, "CHANNELS": channels, "GROUP": group,
-            "num_warps": min(16, max(4, block * channels // 1024)),
+            "POSITIONS": positions, "TILE": tile, "CHANNELS": channels, "GROUP": group,
+            "num_warps": min(16, max(4, tile * channels // 512)),
         }  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def test_the_best_rate_and_weights_are_those_of_the_held_out_images(headline):
 
 
 def test_batch_sizes_are_tuned_where_the_best_is_looked_for(headline):
-    accuracies = {512: 50.0, 2048: 62.0, 8192: 61.0}
+    accuracies = {512: 50.0, 1024: 60.0, 2048: 62.0, 4096: 52.0, 8192: 61.0}
 
     def finished(name):
         batch = next(size for size in accuracies if f"batch {size} " in name)
@@ -75,7 +75,7 @@ def test_batch_sizes_are_tuned_where_the_best_is_looked_for(headline):
     left, best, tried = headline.tuned(runs.Case(2.0, runs.BASE, best_batch=True))
     assert (left, best) == ([], headline.Choice(2048, 1, "last"))
     assert {run.batch for run in tried} == set(accuracies)
-    assert len(tried) == 9
+    assert len(tried) == 15
     # Batches of the first size are the same runs for both columns of DP-SGD.
     both = [runs.Training(runs.Case(2.0, runs.BASE, best), 512, 0, -1) for best in (False, True)]
     assert both[0].name == both[1].name
@@ -149,6 +149,14 @@ def test_a_small_run_is_prepared_resumed_and_written(headline, tmp_path, capsys,
     again = headline.result(cases, known)["rows"]
     assert [row["method"] for row in again] == list(headline.tables.COLUMNS)
     assert [len(row["runs"]) for row in again] == [2] * 6
+
+    # A row gives way to one with another choice, once all its seeds are there.
+    cases = [headline.runs.Case(9.0, headline.runs.BASE, smoke=True)]
+    known[0] |= {"weights": "others", "mean": 0.0}
+    assert headline.result(cases, known)["rows"][0]["mean"] > 0.0
+    for path in (tmp_path / "other").glob("headline-run-9-dp-sgd*seed-1.json"):
+        path.unlink()
+    assert headline.result(cases, known)["rows"][0]["mean"] == 0.0
 
     # The same table and picture from the file, without the runs.
     monkeypatch.delenv("CORRNOISE_CACHE")

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from corrnoise.torch.clipping import convolution, gram, handlers, normalisation, parts
+from corrnoise.torch.clipping import convolution, gram, handlers, normalisation, parts, products
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.parts import Direct, Factors, Outer, Rows, Tied, bound
 from corrnoise.torch.clipping.products import full_precision, matmul_unit, precision, scaled, unit
@@ -650,13 +650,48 @@ class TestKernels:
 
     @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("kernel", [3, (2, 1)])
-    def test_gradients_of_convolutions_with_several_views(self, kernel, layout):
+    def test_gradients_of_convolutions_with_several_views(self, kernel, layout, monkeypatch):
         torch.manual_seed(0)
-        module = nn.Conv2d(4, 6, kernel, stride=2, padding=1, groups=2)
+        module = nn.Conv2d(4, 6, kernel, stride=2, padding=1, groups=2, dilation=(1, 2))
         x = torch.randn(6, 4, 7, 7).contiguous(memory_format=layout)
         part = convolution.Convolution(module, x, torch.randn_like(module(x)))
         wanted = part.each().unflatten(0, (2, 3)).sum(1)
-        assert torch.allclose(part.joined(3)._stored(), wanted, atol=1e-4)
+        for shared in (1 << 12, 0):  # three entries of the kernel at once, or one
+            monkeypatch.setattr(convolution, "_SHARED", shared)
+            found = part.joined(3)._stored(torch.float32)
+            assert torch.allclose(found, wanted, atol=1e-4)
+            low = part.joined(3)._stored(torch.bfloat16)
+            assert torch.allclose(low.float(), found, rtol=2.0**-7)  # the interpreter cuts
+
+    def test_what_is_kept_in_bfloat16_is_measured_and_added_as_it_is(self, monkeypatch):
+        """On a GPU; here the kernels are interpreted."""
+        torch.manual_seed(0)
+        module = nn.Conv2d(4, 6, 3, padding=1)
+        x = torch.randn(6, 4, 5, 5)
+        grads = torch.randn_like(module(x))
+        part = convolution.Convolution(module, x.bfloat16(), grads.bfloat16()).joined(3)
+        monkeypatch.setattr(convolution.Convolution, "_fits", lambda self: True)
+        kept = part.stored()
+        assert kept.dtype == torch.bfloat16
+        assert part.each().dtype == torch.float32
+        norms = part.norms()
+        wanted = kept.double().flatten(1).square().sum(1)
+        assert torch.allclose(norms.squares.sum(1).double(), wanted, rtol=1e-5)
+        assert norms.unit == 0.0
+        factors = torch.tensor([0.3, 2.0])
+        wanted = (factors.double().view(-1, 1, 1, 1, 1) * kept.double()).sum(0)
+        found = part.weighted(Factors(factors))
+        assert found.shape == module.weight.shape
+        assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize(("count", "width"), [(1, 5), (70, 1300), (257, 512)])
+    def test_sums_of_rows_with_factors(self, count, width):
+        torch.manual_seed(0)
+        rows, factors = torch.randn(count, width).bfloat16(), torch.rand(count)
+        wanted = factors.double() @ rows.double()
+        found = products.launch_sum(factors, rows)
+        assert found.dtype == torch.float32
+        assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize("centred", [True, False])
     def test_rows(self, centred):

@@ -14,18 +14,21 @@ from torch.nn import functional
 
 from corrnoise._extras import has_triton
 from corrnoise.torch.clipping import gram
-from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part
+from corrnoise.torch.clipping.parts import Factors, Norms, Part
 from corrnoise.torch.clipping.products import (
     convolution_unit,
     cudnn_rounds,
     product,
     scaled,
     squared,
+    weighted_sum,
 )
 
 _CHUNK = {"cuda": 1 << 27, "cpu": 1 << 21}  # elements of patches that are made at once
 # Gradients of single examples are kept that have at most so many times the elements of the inputs.
 _KEPT = {"cuda": 16, "cpu": 4}
+# Tiles of at most so many elements share the gradients of outputs between three entries.
+_SHARED = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,18 @@ class Convolution(Part):
     def each(self) -> Tensor:
         """The gradient of every example."""
         if self._fits():
-            return self._stored()
+            return self._stored(torch.float32)
         return torch.cat([_grads(*pair) for pair in self._pieces()]).view(-1, *self.shape)
+
+    def stored(self) -> Tensor:
+        """The gradient of every example, in bfloat16 where a kernel makes it of such factors.
+
+        That is half of what must be written, and read for norms and sums. Who measures these
+        values, and adds up the same ones, rounds nothing in between.
+        """
+        if self._fits() and self._left.dtype == torch.bfloat16:
+            return self._stored(torch.bfloat16)
+        return self.each()
 
     def norms(self) -> Norms:
         """For each example, by whichever way is cheaper at these sizes."""
@@ -96,8 +109,9 @@ class Convolution(Part):
         most = _KEPT.get(self._left.device.type, 4) * self._views * self._inputs[0].numel()
         if not by_gram and math.prod(self.shape) <= most:
             # What is measured is what is added, with no further rounding of factors.
-            self._kept = self.each()
-            return Direct(self._kept).norms()
+            self._kept = self.stored()
+            squares = squared(self._kept)
+            return Norms.of(squares, squares, 0.0)
         for left, patches in self._pieces():
             if by_gram:
                 squares, spread = gram.norms(
@@ -142,7 +156,7 @@ class Convolution(Part):
             )  # fmt: skip
         return self._counted(found.view(len(left), -1), self.spread()[:, None])
 
-    def _stored(self) -> Tensor:
+    def _stored(self, dtype: torch.dtype) -> Tensor:
         """Every example's gradient by one kernel, which stores no patches."""
         from corrnoise.torch.clipping.convolution_kernel import gradients
 
@@ -155,11 +169,10 @@ class Convolution(Part):
         entries, positions = math.prod(self.shape[2:]), left.shape[2] * left.shape[3]
         examples = len(left) // views
         tall, wide = _tile(rows), _tile(channels)
-        tiles = -(-rows // tall) * -(-channels // wide) * entries
+        taps = 3 if self.shape[3] == 3 and tall * wide <= _SHARED else 1
+        tiles = -(-rows // tall) * -(-channels // wide) * (entries // taps)
         # Entries of the kernel before channels, so that neighbours are stored together.
-        found = left.new_empty(
-            examples, self.shape[0], *self.shape[2:], channels, dtype=torch.float32
-        )
+        found = left.new_empty(examples, self.shape[0], *self.shape[2:], channels, dtype=dtype)
         exact = left.dtype == torch.float32 and not cudnn_rounds()
         kernel: Any = gradients
         large = tall * wide > 1 << 12
@@ -170,7 +183,7 @@ class Convolution(Part):
                 inputs.stride(0), inputs.stride(1), inputs.stride(3),
                 *geometry.stride, *geometry.padding, *geometry.dilation,
                 HEIGHT=inputs.shape[2], WIDTH=inputs.shape[3], OUT_WIDTH=left.shape[3],
-                POSITIONS=positions, KERNEL_X=self.shape[3], ENTRIES=entries,
+                POSITIONS=positions, KERNEL_X=self.shape[3], ENTRIES=entries, TAPS=taps,
                 ROWS=tall, CHANNELS=wide, DEPTH=32 if left.element_size() == 4 else 64,
                 PRECISION="ieee" if exact else "tf32", num_warps=8 if large else 4, num_stages=3,
             )  # fmt: skip
@@ -187,7 +200,7 @@ class Convolution(Part):
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
         if self._kept is not None:
-            return Direct(self._kept).weighted(factors)
+            return weighted_sum(factors.values, self._kept)
         # In float32: a convolution gives its sums over all examples in the type of its factors.
         values = factors.values
         if self._views > 1:

@@ -62,28 +62,38 @@ def squares(  # noqa: D103
 
 
 @triton.jit
+def _pixels(right, y, x, view, row, pixel, channel, channels, real, HEIGHT, WIDTH):
+    inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH) & real
+    place = (view * row + (y * WIDTH + x) * pixel)[:, None]
+    return tl.load(right + place, mask=inside[:, None] & (channel < channels)[None, :], other=0.0)
+
+
+@triton.jit
 def gradients(  # noqa: D103
     grads, inputs, found, views, rows, channels, groups,
     grads_row, grads_channel, grads_pixel, inputs_row, inputs_channel, inputs_pixel,
     stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, POSITIONS: tl.constexpr,
-    KERNEL_X: tl.constexpr, ENTRIES: tl.constexpr,
+    KERNEL_X: tl.constexpr, ENTRIES: tl.constexpr, TAPS: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     which = tl.program_id(1).to(tl.int64)  # example and group
     example, group = which // groups, which % groups
-    entry = tile % ENTRIES
+    groups_of_taps: tl.constexpr = ENTRIES // TAPS
+    entry = tile % groups_of_taps * TAPS
     across = tl.cdiv(channels, CHANNELS)
-    row = (tile // ENTRIES // across) * ROWS + tl.arange(0, ROWS)
-    channel = (tile // ENTRIES % across) * CHANNELS + tl.arange(0, CHANNELS)
+    row = (tile // groups_of_taps // across) * ROWS + tl.arange(0, ROWS)
+    channel = (tile // groups_of_taps % across) * CHANNELS + tl.arange(0, CHANNELS)
     y_in = entry // KERNEL_X * dilation_y - pad_y
     x_in = entry % KERNEL_X * dilation_x - pad_x
     left = grads + example * views * grads_row + group * rows * grads_channel
     left += row[:, None] * grads_channel
     right = inputs + example * views * inputs_row + group * channels * inputs_channel
     right += channel[None, :] * inputs_channel
-    total = tl.zeros((ROWS, CHANNELS), tl.float32)
+    first = tl.zeros((ROWS, CHANNELS), tl.float32)
+    second = tl.zeros((ROWS, CHANNELS), tl.float32)
+    third = tl.zeros((ROWS, CHANNELS), tl.float32)
     for start in range(0, views * POSITIONS, DEPTH):
         place = start + tl.arange(0, DEPTH)
         real = place < views * POSITIONS
@@ -95,12 +105,24 @@ def gradients(  # noqa: D103
         )
         y = at // OUT_WIDTH * stride_y + y_in
         x = at % OUT_WIDTH * stride_x + x_in
-        inside = (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH) & real
-        b = tl.load(
-            right + (view * inputs_row + (y * WIDTH + x) * inputs_pixel)[:, None],
-            mask=inside[:, None] & (channel < channels)[None, :],
-            other=0.0,
+        b = _pixels(
+            right, y, x, view, inputs_row, inputs_pixel, channel, channels, real, HEIGHT, WIDTH
         )
-        total = tl.dot(a, b, total, input_precision=PRECISION)
+        first = tl.dot(a, b, first, input_precision=PRECISION)
+        if TAPS == 3:
+            x += dilation_x
+            b = _pixels(
+                right, y, x, view, inputs_row, inputs_pixel, channel, channels, real, HEIGHT, WIDTH
+            )
+            second = tl.dot(a, b, second, input_precision=PRECISION)
+            x += dilation_x
+            b = _pixels(
+                right, y, x, view, inputs_row, inputs_pixel, channel, channels, real, HEIGHT, WIDTH
+            )
+            third = tl.dot(a, b, third, input_precision=PRECISION)
     out = found + ((which * rows + row)[:, None] * ENTRIES + entry) * channels + channel[None, :]
-    tl.store(out, total, mask=(row < rows)[:, None] & (channel < channels)[None, :])
+    mask = (row < rows)[:, None] & (channel < channels)[None, :]
+    tl.store(out, first.to(found.dtype.element_ty), mask=mask)
+    if TAPS == 3:
+        tl.store(out + channels, second.to(found.dtype.element_ty), mask=mask)
+        tl.store(out + 2 * channels, third.to(found.dtype.element_ty), mask=mask)

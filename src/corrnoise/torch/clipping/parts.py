@@ -33,6 +33,7 @@ from corrnoise.torch.clipping.products import (
     product,
     scaled,
     squared,
+    weighted_sum,
 )
 
 # Errors of additions in float32, as a share of R²: matrix units cut the sum at every few terms.
@@ -140,9 +141,7 @@ class Direct(Part):
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
-        with full_precision():
-            flat = factors.values @ self._grads.flatten(1)
-        return flat.view(self._grads.shape[1:])
+        return weighted_sum(factors.values, self._grads)
 
 
 class Outer(Part):

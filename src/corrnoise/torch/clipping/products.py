@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from corrnoise._extras import has_triton
+
 # What ``scaled`` rounds by, for factors that matrix units take as they are.
 _UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-22}
 # Of float32, where matrix units cut it: twice for the norm and the sum.
@@ -18,8 +20,9 @@ T = TypeVar("T")
 
 
 def squared(rows: Tensor) -> Tensor:
-    """Squared norms of rows, in float32."""
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32).square()
+    """The squared norm of each row, which may have several dimensions, in float32."""
+    within = tuple(range(1, rows.dim()))
+    return torch.linalg.vector_norm(rows, dim=within, dtype=torch.float32).square()
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -45,6 +48,43 @@ def scaled(tensor: Tensor, factors: Tensor) -> Tensor:
     """
     rows = factors.view(-1, *[1] * (tensor.dim() - 1))
     return torch.mul(tensor, rows, out=torch.empty_like(tensor))
+
+
+def weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
+    """The sum over examples, each with its factor, in float32: no factor of a product is rounded.
+
+    Args:
+        factors: a number for each example, in float32.
+        rows: (examples, ...), in float32 or bfloat16.
+    """
+    order = sorted(range(1, rows.dim()), key=rows.stride, reverse=True)  # that of the memory
+    dense = rows.permute(0, *order)
+    flat = dense.flatten(1)
+    if rows.dtype == torch.bfloat16 and rows.is_cuda and has_triton():
+        found = launch_sum(factors, flat)
+    else:
+        with full_precision():
+            found = factors @ flat.float()
+    return found.view(dense.shape[1:]).permute([order.index(i) for i in range(1, rows.dim())])
+
+
+def launch_sum(factors: Tensor, rows: Tensor) -> Tensor:
+    """The sum over the rows of a matrix by a kernel, which reads them as they are."""
+    from corrnoise.torch.clipping.sum_kernel import weighted
+
+    count, width = rows.shape
+    block, some = 512, 8
+    # Programs for all of a GPU, each with examples enough to be worth a sum of its own.
+    parts = max(1, min(count // (4 * some), -(-2048 * block // width)))
+    share = -(-count // (parts * some)) * some
+    found = rows.new_empty(parts, width, dtype=torch.float32)
+    kernel: Any = weighted
+    with torch.cuda.device(rows.device):
+        kernel[(-(-width // block), parts)](
+            factors.contiguous(), rows.contiguous(), found, count, share, width,
+            EXAMPLES=some, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return found.sum(0)
 
 
 def precision() -> str:

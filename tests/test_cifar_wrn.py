@@ -173,13 +173,10 @@ def test_recipes_of_both_methods_differ_in_what_the_planner_is_told_alone():
         )
         assert ours.told is not None
         assert replace(ours, told=None) == theirs
-        steps = ours.epochs * -(-50_000 // ours.batch)
-        if minutes < 30:
-            assert 1 / (1 - ours.told) == pytest.approx(steps / 10, rel=0.05)
 
 
 def test_a_rate_tuned_with_fewer_views_counts_where_none_was_tuned_with_as_many(folder):
-    recipe = replace(cifar_wrn.recipe_of("planner", 3, 8.0), views=3)
+    recipe = cifar_wrn.recipe_of("planner", 3, 8.0)
     run = wrn_settings.Run("planner", 8.0, 3, recipe, 1.0)
     # Accuracies with other numbers of views are not compared.
     for views, rate, value, best in (

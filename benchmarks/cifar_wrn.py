@@ -6,7 +6,7 @@
     python benchmarks/cifar_wrn.py clean --only planner-8-3 --epochs 12 --views 4   # no noise
     python benchmarks/cifar_wrn.py tune --minutes 9      # three rates on 45,000 pictures
     python benchmarks/cifar_wrn.py run --minutes 9 [--json FILE]   # as often as it takes
-    python benchmarks/cifar_wrn.py table [--json FILE]
+    python benchmarks/cifar_wrn.py table [--json FILE] [--figure FILE.svg]
     python benchmarks/cifar_wrn.py restore --json FILE   # a table's runs, into an empty cache
 
 The recipe is that of De et al. (2022): weight-standardised convolutions of activations that go
@@ -32,7 +32,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from cifar_wrn_table import table
+from cifar_wrn_table import draw, table
 from corrnoise import _files
 from wrn_settings import (
     DELTA,
@@ -159,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-kernels", action="store_true", help="torch's operations alone")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, to see that it runs")
     parser.add_argument("--json", type=Path, help="the table's file; run writes it after each")
+    parser.add_argument("--figure", type=Path, help="write the table's figure there, as SVG")
     given = parser.parse_args(arguments)
     if "CORRNOISE_CACHE" not in os.environ:
         parser.error("set CORRNOISE_CACHE to a folder that keeps plans and runs")
@@ -195,7 +196,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif given.command == "restore":
         print(f"{restore(json.loads(given.json.read_text(encoding='utf-8')))} runs")
     elif given.command == "table":
-        print(table(kept(given.json)))
+        found = kept(given.json)
+        print(table(found))
+        if given.figure:
+            draw(found, given.figure)
     else:
         if given.command == "run":
             if given.rate is not None and len(given.rate) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from pathlib import Path
 from typing import Any
 
 from corrnoise import _tables
@@ -13,6 +14,13 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+_SHORT = (
+    "ε", "planner's choice, 40 epochs", "DP-SGD, Poisson, 40 epochs", "planner's choice, long",
+    "De et al. (2022)",
+)  # fmt: skip
+# De et al., "Unlocking high-accuracy differentially private image classification through scale"
+# (2022): the best of WRN-16-4 and WRN-40-4 from scratch, δ = 1e-5, after hundreds of epochs.
+PUBLISHED = {1.0: 56.8, 2.0: 65.9, 4.0: 73.5, 8.0: 81.4}
 _TRIED = (
     "ε", "method", "epochs", "views", "batch", "rate", "GPU minutes", "held-out accuracy",
     "mechanism",
@@ -22,6 +30,39 @@ _TRIED = (
 def table(found: dict[str, Any]) -> str:
     """Accuracy on the test set of what was run, and on held-out images of what was tried."""
     return f"{_runs(found)}\n\nTried on 5,000 held-out training images:\n\n{_tried(found)}"
+
+
+def short(found: dict[str, Any]) -> str:
+    """The runs of 40 epochs at each ε, the longest ones, and what was published."""
+    rows: list[list[str]] = []
+    for epsilon in sorted(PUBLISHED, reverse=True):
+        here = [row for row in found["rows"] if row[0]["epsilon"] == epsilon]
+        long = [row for row in here if row[0]["minutes"] == 30]
+        cells = [*(short_run(found, method, epsilon) for method in ("planner", "dp-sgd"))]
+        cells += [row for row in long if row[0]["method"] == "planner"] or [None]
+        shown = ["" if row is None else _accuracy(row) for row in cells]
+        rows.append([f"{epsilon:g}", *shown, f"{PUBLISHED[epsilon]:g}"])
+    return _tables.markdown(_SHORT, rows)
+
+
+def short_run(found: dict[str, Any], method: str, epsilon: float) -> list[dict[str, Any]] | None:
+    """The seeds of a run of 40 epochs with 3 views, with the tuned rate if several were run."""
+    every = [
+        row for row in found["rows"]
+        if (row[0]["method"], row[0]["epsilon"]) == (method, epsilon)
+        and (row[0]["recipe"]["epochs"], row[0]["recipe"]["views"]) == (40, 3)
+    ]  # fmt: skip
+    tried = {
+        run["rate"]: run["accuracy"] for run in found["tried"]
+        if (run["method"], run["epsilon"]) == (method, epsilon) and run["recipe"]["epochs"] == 40
+    }  # fmt: skip
+    return max(every, key=lambda row: tried.get(row[0]["rate"], 0.0), default=None)
+
+
+def _accuracy(row: list[dict[str, Any]]) -> str:
+    """Of all seeds, and the minutes of each."""
+    minutes = statistics.mean(run["gpu_minutes"] for run in row)
+    return f"{statistics.mean(run['accuracy'] for run in row):.1f} in {minutes:.1f} min"
 
 
 def _runs(found: dict[str, Any]) -> str:
@@ -60,6 +101,49 @@ def _tried(found: dict[str, Any]) -> str:
             for run in every
         ],
     )  # fmt: skip
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Accuracy over GPU minutes, a point for each setting, and what was published, by ε."""
+    import matplotlib as mpl
+    from corrnoise.papers.back_to_square_roots import style
+    from matplotlib.figure import Figure
+
+    looks = {
+        "planner": ("planner's choice", "band_inv_mf"),
+        "dp-sgd": ("DP-SGD, Poisson", "dp_sgd"),
+    }
+    colours = [style.COLOURS[name] for name in ("band_inv_mf", "bisr", "band_mf", "blt")]
+    epsilons = sorted({row[0]["epsilon"] for row in found["rows"]}, reverse=True)
+    with mpl.rc_context(style.LOOK):
+        figure = Figure(figsize=(7.0, 3.8), layout="constrained")
+        panel = figure.subplots()
+        for epsilon, colour in zip(epsilons, colours, strict=True):
+            panel.plot([], [], color=colour, marker="s", linestyle="", label=f"ε = {epsilon:g}")
+            if epsilon in PUBLISHED:
+                panel.axhline(PUBLISHED[epsilon], color=colour, linestyle=(0, (4, 2)), linewidth=1)
+            for row in found["rows"]:
+                if row[0]["epsilon"] == epsilon:
+                    panel.plot(
+                        statistics.mean(each["gpu_minutes"] for each in row),
+                        statistics.mean(each["accuracy"] for each in row),
+                        color=colour,
+                        marker=style.MARKERS[looks[row[0]["method"]][1]],
+                        markersize=6.0,
+                    )
+        for label, look in looks.values():
+            panel.plot(
+                [], [], color=style.INK, marker=style.MARKERS[look], linestyle="", label=label
+            )
+        panel.plot(
+            [], [], color=style.INK, linestyle=(0, (4, 2)), linewidth=1, label="De et al. (2022)"
+        )
+        panel.set_xscale("log")
+        style.counts(panel.xaxis, (1, 2, 5, 10, 20))
+        panel.set(xlabel="GPU minutes", ylabel="test accuracy, %", xlim=(1.0, 30.0))
+        figure.legend(loc="outside right upper")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
 
 
 def about(found: dict[str, Any]) -> str:

@@ -435,6 +435,22 @@ def test_rows_that_are_too_wide_for_the_rounding_are_refused():
         added(conv, torch.ones(1, *conv.weight.shape))
 
 
+def test_the_figure_in_the_documentation_has_all_runs_of_the_table(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("CORRNOISE_CACHE", str(tmp_path))
+    found = json.loads((ROOT / "benchmarks" / "cifar-wrn.json").read_text())
+    cifar_wrn.restore(found)
+    cifar_wrn.main(["table", "--figure", str(tmp_path / "figure.svg")])
+    wanted = (ROOT / "docs" / "assets" / "wrn.svg").read_text()
+    assert _points((tmp_path / "figure.svg").read_text()) == _points(wanted)
+    assert len(_points(wanted)) >= len(found["rows"])
+
+
+def _points(picture):
+    """Where the markers are; fonts differ between machines."""
+    return re.findall(r'<use xlink:href="#m\w+" x="([0-9.]+)" y="([0-9.]+)"', picture)
+
+
 def test_a_table_can_be_restored_into_an_empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("CORRNOISE_CACHE", str(tmp_path))
     found = json.loads((ROOT / "benchmarks" / "cifar-wrn.json").read_text())

@@ -197,7 +197,8 @@ def row_of(case: Case, known: dict[tuple[float, str], dict[str, Any]]) -> dict[s
 
 def made_by(row: dict[str, Any], results: Sequence[dict[str, Any]], weights: str) -> bool:
     """Whether a row is of these runs; its plan is theirs, and another one might have been made."""
-    of_row, of_runs = ([run["accuracy"] for run in some] for some in (row["runs"], results))
+    names = ("batch", "rung", "seed", "accuracy")
+    of_row, of_runs = ([[run[n] for n in names] for run in some] for some in (row["runs"], results))
     return row["weights"] == weights and of_row == of_runs
 
 
@@ -206,7 +207,8 @@ def result(cases: Sequence[Case], rows: Sequence[dict[str, Any]]) -> dict[str, A
 
     Args:
         cases: of the table.
-        rows: that are known; those with all their seeds stay unless another choice is the best now.
+        rows: that are known. One with all its seeds stays until another choice is the best, and
+            has all its seeds too.
     """
     known = {(row["epsilon"], row["method"]): row for row in rows}
     found = dict(known)

@@ -99,6 +99,7 @@ def costs(found: dict[str, Any]) -> str:
 def about(found: dict[str, Any]) -> str:
     """Where the numbers come from."""
     size = found["size"]
+    larger = {run["batch"] for row in found["rows"] for run in row["tried"]} - {size["batch_size"]}
     every = [run for row in found["rows"] for run in row["runs"]]
     machines = ", ".join(sorted({run["machine"] for run in every}))
     versions = ", ".join(sorted({run["versions"]["torch"] for run in every}))
@@ -107,7 +108,7 @@ def about(found: dict[str, Any]) -> str:
     fewest = min((len(row["runs"]) for row in found["rows"]), default=0)
     return (
         f"δ = {found['delta']:g}, batch {size['batch_size']}, or the best of it and "
-        f"{', '.join(map(str, size['larger']))}, {size['epochs']} epochs, clip norm "
+        f"{', '.join(map(str, sorted(larger)))}, {size['epochs']} epochs, clip norm "
         f"{found['clip_norm']:g}, {found['precision'].upper()}; mean and standard error of "
         f"{fewest} seeds on the test set. Rate and weights (the last ones, or the average of the "
         "last tenth), and the best batch where it says so, were chosen by one rule on "

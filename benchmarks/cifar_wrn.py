@@ -60,7 +60,7 @@ def recipe_of(method: str, minutes: int, epsilon: float) -> Recipe:
     minutes, 100 epochs with 2 views were 1 to 3 points below 40 epochs with 3, at ε = 8 and 4, and
     12 views instead of 3 changed less than a point. The long run, which was better by five points,
     has more of both, and no momentum, as De et al. have it: 10 minutes are its recipe with half
-    the views, which is still to be run. A constant rate is best; cosine loses 18 %.
+    the views, which is still to be run.
     """
     if minutes == 3:
         recipe = Recipe(4096, 3, 40, momentum=0.9, told=0.98)
@@ -211,12 +211,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             runs = [replace(run, seed=seed) for run in runs for seed in range(given.seeds)]
         else:
-            runs = [with_rate(replace(run, seed=-1), smoke=given.smoke) for run in runs]
-            if given.command == "clean":
-                runs = list(dict.fromkeys(replace(run, epsilon=math.inf) for run in runs))
+            runs = [replace(run, seed=-1) for run in runs]
+            noise: dict[str, float] = {}
+            if given.command == "clean":  # the rates of one ε are enough
+                noise["epsilon"] = math.inf
+                runs = [*{(r.method, r.minutes, r.recipe): r for r in reversed(runs)}.values()]
             runs = [
-                replace(run, rate=rate)
-                for run in runs
+                replace(run, rate=rate, **noise)
+                for run in (with_rate(run, smoke=given.smoke) for run in runs)
                 for rate in given.rate or [run.rate * multiple for multiple in MULTIPLES]
             ]
         end = time.monotonic() + 60.0 * given.minutes

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from corrnoise._extras import has_triton
 from corrnoise.torch.clipping import handlers, normalisation
+from corrnoise.torch.clipping.convolution import strides
 from corrnoise.torch.clipping.parts import Direct, Part
 
 
@@ -105,7 +106,8 @@ def _dense(x: Tensor) -> Tensor:
 
 
 def _strides(x: Tensor) -> tuple[int, int, int]:
-    return x.stride(0), x.stride(1), x.stride(3)
+    layout = torch.contiguous_format if x.is_contiguous() else torch.channels_last
+    return strides(x, layout)
 
 
 @handlers.register(ReluNorm)

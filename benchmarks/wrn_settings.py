@@ -190,7 +190,7 @@ def default_rate(run: Run, plan: cn.Plan) -> float:
     """The rate at which the noise moves the weights by ``MOVED``, of two digits.
 
     With N the noise that a coordinate of the summed gradients has at the end, by momentum, that
-    is η·N·√d over the batch size.
+    is η·N·√d over the plan's divisor. Decay and a falling rate are left out.
     """
     n, momentum = plan.num_steps, run.recipe.momentum
     sums = (1.0 - momentum) * workloads.sgd(n, momentum=momentum).coef

@@ -150,13 +150,18 @@ def test_a_small_run_is_prepared_resumed_and_written(headline, tmp_path, capsys,
     assert [row["method"] for row in again] == list(headline.tables.COLUMNS)
     assert [len(row["runs"]) for row in again] == [2] * 6
 
-    # A row gives way to one with another choice, once all its seeds are there.
+    # A row keeps its plan while its runs are those of the best choice, and gives way to another
+    # choice once all seeds of that are there.
     cases = [headline.runs.Case(9.0, headline.runs.BASE, smoke=True)]
-    known[0] |= {"weights": "others", "mean": 0.0}
-    assert headline.result(cases, known)["rows"][0]["mean"] > 0.0
+    known[0] |= {"noise_multiplier": -1.0}
+    assert headline.result(cases, known)["rows"][0]["noise_multiplier"] == -1.0
+    own = known[0]["runs"]
+    for change in ({"rung": 9}, {"batch": 13}, {"accuracy": {"last": 0.0, "averaged": 0.0}}):
+        known[0]["runs"] = [{**run, **change} for run in own]
+        assert headline.result(cases, known)["rows"][0]["noise_multiplier"] > 0.0
     for path in (tmp_path / "other").glob("headline-run-9-dp-sgd*seed-1.json"):
         path.unlink()
-    assert headline.result(cases, known)["rows"][0]["mean"] == 0.0
+    assert headline.result(cases, known)["rows"][0]["noise_multiplier"] == -1.0
 
     # The same table and picture from the file, without the runs.
     monkeypatch.delenv("CORRNOISE_CACHE")

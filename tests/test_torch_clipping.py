@@ -663,8 +663,23 @@ class TestKernels:
             low = part.joined(3)._stored(torch.bfloat16)
             assert torch.allclose(low.float(), found, rtol=2.0**-7)  # the interpreter cuts
 
+    @pytest.mark.parametrize("last", [False, True])
+    def test_a_width_of_1_may_have_any_stride(self, last):
+        """Torch leaves it as it was; the kernel must not walk into the next example by it."""
+        torch.manual_seed(0)
+        module = nn.Conv2d(4, 6, (3, 1), padding=(1, 0))
+        x = torch.randn(6, 7, 4).transpose(1, 2)[..., None] if last else (
+            torch.randn(6, 4, 1, 7).transpose(2, 3)
+        )  # fmt: skip
+        layout = torch.channels_last if last else torch.contiguous_format
+        assert x.is_contiguous(memory_format=layout)
+        assert x.stride(3) != (4 if last else 1)
+        grads = torch.randn_like(module(x)).contiguous(memory_format=layout)
+        part = convolution.Convolution(module, x, grads)
+        wanted = part.each().unflatten(0, (2, 3)).sum(1)
+        assert torch.allclose(part.joined(3)._stored(torch.float32), wanted, atol=1e-4)
+
     def test_what_is_kept_in_bfloat16_is_measured_and_added_as_it_is(self, monkeypatch):
-        """On a GPU; here the kernels are interpreted."""
         torch.manual_seed(0)
         module = nn.Conv2d(4, 6, 3, padding=1)
         x = torch.randn(6, 4, 5, 5)
@@ -709,6 +724,46 @@ class TestKernels:
         wanted = normalisation.channels(x, g, 4, 1e-5)
         for a, b in zip(found, wanted, strict=True):
             assert torch.allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 1000, 2_400_000])
+def test_squared_norms_are_never_too_small(size):
+    """A float32 sum of so many equal squares, one after the other, misses a share of 10⁻³."""
+    torch.manual_seed(0)
+    for value in (0.1, 0.13, 0.7, 1e-3, 3e4):
+        for rows in (torch.full((1, size), value), value * torch.randn(1, size)):
+            for some in (rows, rows.bfloat16()):
+                exact = float(some.double().square().sum())
+                found = float(products.squared(some))
+                assert exact <= found <= exact * (1.0 + 2.0**-18)
+
+
+def test_squared_norms_of_rows_in_any_layout():
+    rows = torch.arange(2.0 * 3 * 4 * 5).view(2, 3, 4, 5)
+    wanted = rows.flatten(1).square().sum(1)
+    for some in (rows, rows.transpose(1, 3), rows.movedim(-1, 1)[:, ::2, :, 1:]):
+        wanted = some.flatten(1).double().square().sum(1)
+        assert torch.allclose(products.squared(some).double(), wanted, rtol=2e-6)
+    assert torch.equal(products.squared(torch.zeros(3, 0)), torch.zeros(3))
+    assert torch.isinf(products.squared(torch.full((1, 20), 1e30))).all()
+
+
+@pytest.mark.parametrize("kind", ["convolution", "linear", "embedding", "scales"])
+def test_equal_large_gradients_add_no_more_than_the_clip_norm(kind):
+    """Sums of equal numbers round in one direction, step after step."""
+    for value in (0.1, 0.13, 0.3, 0.45, 0.7, 0.9):
+        if kind == "convolution":
+            net, x = nn.Conv2d(256, 256, 3, bias=False), torch.full((1, 256, 26, 26), value)
+        elif kind == "linear":
+            net, x = nn.Linear(256, 256, bias=False), torch.full((1, 256, 256), value)
+        elif kind == "embedding":
+            net, x = nn.Embedding(4, 100_000), torch.tensor([[1]])
+        else:
+            net, x = nn.LayerNorm(100_000), value * torch.randn(1, 100_000).sign()
+        clipper = Clipper(net, list(net.parameters()), 1.0, mean=False)
+        (3e3 * value * net(x)).sum().backward()
+        assert 1.0 - 1e-5 < norm(each.double() for each in clipper.sums()) <= 1.0
+        clipper.recorder.close()
 
 
 def test_two_calls_of_the_model_in_one_backward_pass_are_refused():

@@ -204,9 +204,11 @@ class OpacusSums:
     Opacus adds up the clipped gradients of physical batches until a logical batch is complete. The
     count says what went in, so that a step is taken on the examples of its own batch, each once.
     In the ghost modes it counts at the moment when the clip factors are applied: gradients that
-    went around Opacus's criterion were never clipped, and are refused. Gradients that are not all
-    float32 are clipped here, and not by Opacus, which would round in their type. So are all of an
-    exact run, whose sums are float64 and without rounding. An example whose gradient is not finite
+    went around Opacus's criterion were never clipped, and are refused. Gradients of single
+    examples are clipped here, and not by Opacus: its norms are sums in the type of the gradients,
+    and can be too small by their rounding, in float32 too. Opacus clips where it draws the noise
+    as well, from a generator of the user's, so that such a run is stock Opacus to the bit. The sums
+    of an exact run are float64 and without rounding. An example whose gradient is not finite
     counts as zero, but not in the ghost modes: their sums are products over all examples.
 
     Attributes:
@@ -299,7 +301,7 @@ class OpacusSums:
         self._leave_out()
         grads: list[torch.Tensor] = self._optimizer.grad_samples
         kinds = {part.dtype for part in (*grads, *self.params)}
-        if kinds == {torch.float32} and not self._exact:
+        if self._optimizer.generator is not None and kinds == {torch.float32}:
             self._add()
         else:
             self._clip_here(grads)

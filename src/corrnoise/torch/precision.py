@@ -1,14 +1,15 @@
-"""Clipping of bfloat16 and float16 gradients: in float32, and never above the clip norm.
+"""Clipping of gradients of single examples: in float32, and never above the clip norm.
 
 Opacus computes norms, factors and products in the type of the gradients. In bfloat16, with a unit
-roundoff of 2⁻⁸, a clipped gradient can then be longer than the clip norm C by about 3·2⁻⁸.
+roundoff of 2⁻⁸, a clipped gradient can then be longer than the clip norm C by about 3·2⁻⁸. In
+float32 a sum over a large layer can miss a share of 10⁻³ of a norm on the CPU.
 
 Here an example's gradient g, of d elements in all parameters, contributes a·g with
 a = min(1, C·(1 - 2⁻²⁰)/(‖g‖ + 10⁻⁶)). Its norm is at most C for d ≤ 2³³:
 
-- squares of elements are exact in float64, and a sum of d of them has a relative error of at most
-  d·2⁻⁵³ in any order, so that the norm is too small by at most d·2⁻⁵⁴ ≤ 2⁻²¹, and 2⁻⁵³ for the
-  root;
+- squares of elements, of 24 bits at most, are exact in float64, and a sum of d of them has a
+  relative error of at most d·2⁻⁵³ in any order, so that the norm is too small by at most
+  d·2⁻⁵⁴ ≤ 2⁻²¹, and 2⁻⁵³ for the root;
 - the product with 1 - 2⁻²⁰, the addition and the division are in float64, each with an error of at
   most 2⁻⁵³;
 - a is rounded to float32, and so is each element of a·g, each with an error of at most 2⁻²⁴; an a

@@ -154,7 +154,7 @@ class Clipper:
         scale = float(count) if self._mean else 1.0 / self.views
         longest = (bound(norms) * scale).clamp_min(self._clip_norm)
         factor = scale * _DOWN * self._clip_norm / longest
-        factor = factor.masked_fill(factor < LEAST_FACTOR, 0.0)
+        factor = factor.masked_fill(factor < LEAST_FACTOR, 0.0).float()
         factors = Factors(factor if self.real is None else factor * self.real[:: self.views])
         found: dict[nn.Parameter, Tensor] = {}
         if flat is not None:

@@ -139,14 +139,14 @@ class Convolution(Part):
         # between three neighbouring entries of the kernel.
         taps = 3 if self.shape[3] == 3 and max(rows, channels) <= 64 else 1
         tall, wide = _tile(rows), _tile(channels)
-        large = tall * wide > 1 << 12
+        large = tall * wide > _SHARED
         depth, warps, stages = (64, 8, 2) if large and positions <= 64 else (32, 4, 3)
         tiles = -(-rows // tall) * -(-channels // wide) * (entries // taps)
         found = left.new_empty(len(left) * geometry.groups, tiles, dtype=torch.float32)
         exact = left.dtype == torch.float32 and not cudnn_rounds()
         kernel: Any = squares
         with torch.cuda.device(left.device):
-            kernel[(tiles, len(found))](
+            kernel[(tiles * len(found),)](
                 left, inputs, found, rows, channels, tiles,
                 *geometry.stride, *geometry.padding, *geometry.dilation,
                 HEIGHT=inputs.shape[2], WIDTH=inputs.shape[3], OUT_WIDTH=left.shape[3],
@@ -175,12 +175,11 @@ class Convolution(Part):
         found = left.new_empty(examples, self.shape[0], *self.shape[2:], channels, dtype=dtype)
         exact = left.dtype == torch.float32 and not cudnn_rounds()
         kernel: Any = gradients
-        large = tall * wide > 1 << 12
+        large = tall * wide > _SHARED
         with torch.cuda.device(left.device):
-            kernel[(tiles, examples * geometry.groups)](
-                left, inputs, found, views, rows, channels, geometry.groups,
-                left.stride(0), left.stride(1), left.stride(3),
-                inputs.stride(0), inputs.stride(1), inputs.stride(3),
+            kernel[(tiles * examples * geometry.groups,)](
+                left, inputs, found, views, rows, channels, geometry.groups, tiles,
+                *strides(left, layout), *strides(inputs, layout),
                 *geometry.stride, *geometry.padding, *geometry.dilation,
                 HEIGHT=inputs.shape[2], WIDTH=inputs.shape[3], OUT_WIDTH=left.shape[3],
                 POSITIONS=positions, KERNEL_X=self.shape[3], ENTRIES=entries, TAPS=taps,
@@ -232,6 +231,17 @@ class Convolution(Part):
             left = left.reshape(len(left), self._geometry.groups, -1, math.prod(sizes))
             patches = self._geometry.patches(self._inputs[start : start + size], sizes)
             yield _together(left, views), _together(patches, views)
+
+
+def strides(pictures: Tensor, layout: torch.memory_format) -> tuple[int, int, int]:
+    """Of examples, channels and pixels, in a tensor that is contiguous in its layout.
+
+    By its sizes: torch gives a dimension of size 1 any stride, also one that leads to the next
+    example.
+    """
+    channels, pixels = pictures.shape[1], math.prod(pictures.shape[2:])
+    channel, pixel = (1, channels) if layout == torch.channels_last else (pixels, 1)
+    return channels * pixels, channel, pixel
 
 
 def _tile(size: int) -> int:

@@ -28,8 +28,9 @@ def squares(  # noqa: D103
     KERNEL_X: tl.constexpr, ENTRIES: tl.constexpr, TAPS: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    which = tl.program_id(1).to(tl.int64)  # example and group
+    # One dimension for both: a second one of a grid is too small for many groups.
+    tile = tl.program_id(0) % tiles
+    which = (tl.program_id(0) // tiles).to(tl.int64)  # example and group
     groups_of_taps: tl.constexpr = ENTRIES // TAPS
     entry = tile % groups_of_taps * TAPS
     across = tl.cdiv(channels, CHANNELS)
@@ -70,15 +71,16 @@ def _pixels(right, y, x, view, row, pixel, channel, channels, real, HEIGHT, WIDT
 
 @triton.jit
 def gradients(  # noqa: D103
-    grads, inputs, found, views, rows, channels, groups,
+    grads, inputs, found, views, rows, channels, groups, tiles,
     grads_row, grads_channel, grads_pixel, inputs_row, inputs_channel, inputs_pixel,
     stride_y, stride_x, pad_y, pad_x, dilation_y, dilation_x,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, POSITIONS: tl.constexpr,
     KERNEL_X: tl.constexpr, ENTRIES: tl.constexpr, TAPS: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    which = tl.program_id(1).to(tl.int64)  # example and group
+    # One dimension for both: a second one of a grid is too small for many groups.
+    tile = tl.program_id(0) % tiles
+    which = (tl.program_id(0) // tiles).to(tl.int64)  # example and group
     example, group = which // groups, which % groups
     groups_of_taps: tl.constexpr = ENTRIES // TAPS
     entry = tile % groups_of_taps * TAPS

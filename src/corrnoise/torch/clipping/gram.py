@@ -36,7 +36,8 @@ def norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         return _fused(left, right)
     lefts = product(left, left.transpose(1, 2))
     rights = product(right, right.transpose(1, 2))
-    squares = torch.linalg.vecdot(lefts.flatten(1), rights.flatten(1))
+    # Many terms: in float64, as their sum in float32 could be too small.
+    squares = torch.linalg.vecdot(lefts.flatten(1).double(), rights.flatten(1).double()).float()
     diagonals = lefts.diagonal(dim1=1, dim2=2) * rights.diagonal(dim1=1, dim2=2)
     return squares[:, None], diagonals.clamp_min(0.0).sqrt().sum(1, keepdim=True).square()
 

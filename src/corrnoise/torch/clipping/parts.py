@@ -61,18 +61,18 @@ class Norms:
 
 
 def bound(norms: Sequence[Norms]) -> Tensor:
-    """The most that the norm of what each example adds can be, over all parameters.
+    """The most that the norm of what each example adds can be, over all parameters, in float64.
 
     Args:
         norms: of each parameter.
     """
-    squares = torch.cat([some.squares for some in norms], 1).sum(1)
+    squares = torch.cat([some.squares for some in norms], 1).sum(1, dtype=torch.float64)
     lost = torch.zeros_like(squares)
     by_unit: dict[float, list[Tensor]] = {}
     for some in norms:
         by_unit.setdefault(some.unit, []).append(some.spread)
     for unit_, spreads in by_unit.items():
-        spread = torch.cat(spreads, 1).sum(1)
+        spread = torch.cat(spreads, 1).sum(1, dtype=torch.float64)
         squares = squares + (_ADDITIONS_CUT if unit_ > 2.0**-20 else _ADDITIONS) * spread
         lost = lost + unit_ * unit_ * spread
     return squares.clamp_min(0.0).sqrt() + lost.sqrt()
@@ -220,7 +220,7 @@ class Rows(Part):
         lengths = _lengths(self.values)
         spread = lengths.sum(1).square()
         if self.index.shape[1] == 1:
-            return Norms.of(lengths[:, 0].square(), spread, 0.0)
+            return Norms.of(squared(self.values[:, 0]), spread, 0.0)
         equal = self.index[:, :, None] == self.index[:, None, :]
         products = product(self.values, self.values.transpose(1, 2))
         return Norms.of((products * equal).sum((1, 2)), spread, matmul_unit(self.values))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from corrnoise._extras import has_triton
 
+_ADDED = 16  # squares that are added in float32
 # What ``scaled`` rounds by, for factors that matrix units take as they are.
 _UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-22}
 # Of float32, where matrix units cut it: twice for the norm and the sum.
@@ -20,9 +21,28 @@ T = TypeVar("T")
 
 
 def squared(rows: Tensor) -> Tensor:
-    """The squared norm of each row, which may have several dimensions, in float32."""
-    within = tuple(range(1, rows.dim()))
-    return torch.linalg.vector_norm(rows, dim=within, dtype=torch.float32).square()
+    """At least the squared norm of each row, which may have several dimensions, in float32.
+
+    A float32 sum over a long row can miss a share of 10⁻³ of it, by how it rounds. So 16 squares at
+    a time are added in float32, which errs by less than 20 units of 2⁻²⁴ in any order, and their
+    sums in float64. What is returned is above the truth by at most a share of 2⁻¹⁸.
+    """
+    flat = _in_memory_order(rows)[0].flatten(1)
+    whole = flat.shape[1] // _ADDED
+    blocks = flat[:, : whole * _ADDED].unflatten(1, (whole, _ADDED))
+    total = _squares(blocks).sum(1) + _squares(flat[:, whole * _ADDED :])
+    return (total * (1.0 + 2.0**-19)).float()
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """Over the last dimension, in float64 from sums in float32."""
+    return torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float32).double().square()
+
+
+def _in_memory_order(rows: Tensor) -> tuple[Tensor, list[int]]:
+    """Rows of several dimensions, with these in the order of the memory, and that order."""
+    order = sorted(range(1, rows.dim()), key=rows.stride, reverse=True)
+    return rows.permute(0, *order), order
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -57,10 +77,9 @@ def weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
         factors: a number for each example, in float32.
         rows: (examples, ...), in float32 or bfloat16.
     """
-    order = sorted(range(1, rows.dim()), key=rows.stride, reverse=True)  # that of the memory
-    dense = rows.permute(0, *order)
+    dense, order = _in_memory_order(rows)
     flat = dense.flatten(1)
-    if rows.dtype == torch.bfloat16 and rows.is_cuda and has_triton():
+    if rows.dtype == torch.bfloat16 and rows.is_cuda and rows.numel() and has_triton():
         found = launch_sum(factors, flat)
     else:
         with full_precision():

@@ -5,16 +5,14 @@ roundoff of 2⁻⁸, a clipped gradient can then be longer than the clip norm C 
 float32 a sum over a large layer can miss a share of 10⁻³ of a norm on the CPU.
 
 Here an example's gradient g, of d elements in all parameters, contributes a·g with
-a = min(1, C·(1 - 2⁻²⁰)/(‖g‖ + 10⁻⁶)). Its norm is at most C for d ≤ 2³³:
+a = min(1, C·(1 - 2⁻²⁰)/(ν + 10⁻⁶)) and ν ≥ ‖g‖. Its norm is at most C for d ≤ 2³³:
 
-- squares of elements, of 24 bits at most, are exact in float64, and a sum of d of them has a
-  relative error of at most d·2⁻⁵³ in any order, so that the norm is too small by at most
-  d·2⁻⁵⁴ ≤ 2⁻²¹, and 2⁻⁵³ for the root;
-- the product with 1 - 2⁻²⁰, the addition and the division are in float64, each with an error of at
-  most 2⁻⁵³;
+- ν² is the sum of ``squared`` over the parameters, each at least what it should be, but for squares
+  below 2⁻¹²⁶, which the 10⁻⁶ is more than enough for;
+- sums over parameters, the root, the addition and the division are in float64;
 - a is rounded to float32, and so is each element of a·g, each with an error of at most 2⁻²⁴; an a
   below 2⁻¹⁰⁰, where float32 soon has fewer bits, counts as 0;
-- (1 - 2⁻²⁰)·(1 + 2⁻²⁴)²·(1 + 2⁻⁵³)⁴/(1 - 2⁻²¹) < 1.
+- (1 - 2⁻²⁰)·(1 + 2⁻²⁴)²·(1 + 2⁻⁵⁰) < 1.
 
 Contributions are added in float32, as those of a float32 model are, and the noise is added to that
 sum. What the optimizer gets is rounded to the type of the parameter afterwards, which costs no
@@ -23,11 +21,13 @@ privacy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from corrnoise.torch.clipping.products import squared, weighted_sum
 
 _MARGIN = 2.0**-20
 LEAST_FACTOR = 2.0**-100
@@ -42,20 +42,25 @@ def clip_factors(grads: Sequence[torch.Tensor], clip_norm: float) -> torch.Tenso
         grads: of single examples, (examples, ...) for each parameter that is clipped together.
         clip_norm: C.
     """
-    found = wide_factors(grads, clip_norm)
+    found = _factors(grads, clip_norm, squared)
     return found.masked_fill(found < LEAST_FACTOR, 0.0).float()
 
 
 def wide_factors(grads: Sequence[torch.Tensor], clip_norm: float) -> torch.Tensor:
-    """The same in float64, before they are rounded."""
+    """The same in float64, from norms in float64, before they are rounded."""
+    return _factors(grads, clip_norm, lambda rows: rows.double().square().sum(dim=1))
+
+
+def _factors(
+    grads: Sequence[torch.Tensor], clip_norm: float, squares: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
     device = grads[0].device
-    squares = torch.zeros(len(grads[0]), dtype=torch.float64, device=device)
+    total = torch.zeros(len(grads[0]), dtype=torch.float64, device=device)
     for grad in grads:
-        parts = [rows.double().square().sum(dim=1) for rows in rows_at_a_time(grad)]
+        parts = [squares(rows) for rows in rows_at_a_time(grad)]
         if parts:
-            squares += torch.cat(parts).to(device)
-    norms = squares.sqrt()
-    return (clip_norm * (1.0 - _MARGIN) / (norms + 1e-6)).clamp(max=1.0)
+            total += torch.cat(parts).to(device)
+    return (clip_norm * (1.0 - _MARGIN) / (total.sqrt() + 1e-6)).clamp(max=1.0)
 
 
 def clipped_sum(grad: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
@@ -68,8 +73,7 @@ def clipped_sum(grad: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     total = torch.zeros(grad.shape[1:].numel(), device=grad.device)
     start = 0
     for rows in rows_at_a_time(grad):
-        some = factors[start : start + len(rows)].to(grad.device)
-        total += (rows.float() * some[:, None]).sum(dim=0)
+        total += weighted_sum(factors[start : start + len(rows)].to(grad.device), rows)
         start += len(rows)
     return total.view(grad.shape[1:])
 

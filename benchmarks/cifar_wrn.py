@@ -57,10 +57,10 @@ def recipe_of(method: str, minutes: int, epsilon: float) -> Recipe:
     """What fits into the time on an H200, the same for both methods but for what the planner knows.
 
     The planner is told of a memory of a tenth of the steps, and without momentum of 500 steps. In 3
-    minutes, 100 epochs with 2 views were 1 to 3 points below 40 epochs with 3, at ε = 8 and 4, and
-    12 views instead of 3 changed less than a point. The long run, which was better by five points,
-    has more of both, and no momentum, as De et al. have it: 10 minutes are its recipe with half
-    the views, which is still to be run.
+    minutes, 100 epochs with 2 views were 1 to 2.5 points below 40 epochs with 3, at ε = 8 and 4,
+    and 12 views instead of 3 changed less than a point. The long run, which was better by five
+    points, has more of both, and no momentum, as De et al. have it: 10 minutes are its recipe with
+    half the views, which is still to be run.
     """
     if minutes == 3:
         recipe = Recipe(4096, 3, 40, momentum=0.9, told=0.98)

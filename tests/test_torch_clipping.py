@@ -732,7 +732,8 @@ def test_squared_norms_are_never_too_small(size):
     torch.manual_seed(0)
     for value in (0.1, 0.13, 0.7, 1e-3, 3e4):
         for rows in (torch.full((1, size), value), value * torch.randn(1, size)):
-            for some in (rows, rows.bfloat16()):
+            for some in (rows, rows.bfloat16(), rows.clamp(-1.0, 1.0).half()):
+                some = some.to("cuda" if CUDA else "cpu")  # which adds in another order
                 exact = float(some.double().square().sum())
                 found = float(products.squared(some))
                 assert exact <= found <= exact * (1.0 + 2.0**-18)
@@ -760,6 +761,7 @@ def test_equal_large_gradients_add_no_more_than_the_clip_norm(kind):
             net, x = nn.Embedding(4, 100_000), torch.tensor([[1]])
         else:
             net, x = nn.LayerNorm(100_000), value * torch.randn(1, 100_000).sign()
+        net, x = (each.to("cuda" if CUDA else "cpu") for each in (net, x))
         clipper = Clipper(net, list(net.parameters()), 1.0, mean=False)
         (3e3 * value * net(x)).sum().backward()
         assert 1.0 - 1e-5 < norm(each.double() for each in clipper.sums()) <= 1.0

@@ -81,7 +81,7 @@ def weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
 
     Args:
         factors: a number for each example, in float32.
-        rows: (examples, ...), in float32 or bfloat16.
+        rows: (examples, ...), in float32, bfloat16 or float16.
     """
     dense, order = _in_memory_order(rows)
     flat = dense.flatten(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import statistics
 import time
 import warnings
 from typing import Any
@@ -44,17 +45,34 @@ def _pictures(count: int) -> tuple[Tensor, Tensor]:
     return x.to(device()), torch.randint(0, 10, (count,)).to(device())
 
 
-def check(views: int = 4, examples: int = 6, *, smoke: bool = False) -> dict[str, float]:
+def check(
+    views: int = 2, examples: int = 2, draws: int = 5, *, smoke: bool = False
+) -> dict[str, float]:
     """The clipped sums of one batch, beside a loop over examples in float32 by autograd alone.
 
-    With float32 products it must agree to rounding. TF32 and bfloat16 are shown beside it.
+    With float32 products it must agree to rounding. TF32 and bfloat16 are shown beside it. Few
+    pictures and the median of some draws, since rounding alone changes the sign of about one
+    activation in ten millions, and that of one moves the sums by about 1e-3.
     """
+    every: dict[str, list[float]] = {}
+    for seed in range(draws):
+        for name, difference in _differences(seed, views, examples, smoke=smoke).items():
+            every.setdefault(name, []).append(difference)
+    found = {name: statistics.median(differences) for name, differences in every.items()}
+    for name, difference in found.items():
+        most = max(every[name])
+        print(f"check {name}: relative difference {difference:.1e}, at most {most:.1e}", flush=True)
+    return found
+
+
+def _differences(seed: int, views: int, examples: int, *, smoke: bool) -> dict[str, float]:
+    """Of each way to compute, relative to the loop."""
     found: dict[str, float] = {}
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     x, y = _pictures(views * examples)
     y = y[::views].repeat_interleave(views)
     set_precision(False)
-    net = Machine(low=False, channels_last=False, kernels=False).network(0, smoke=smoke)
+    net = Machine(low=False, channels_last=False, kernels=False).network(seed, smoke=smoke)
     params = list(net.parameters())
     state = net.state_dict()
 
@@ -64,7 +82,7 @@ def check(views: int = 4, examples: int = 6, *, smoke: bool = False) -> dict[str
 
     wanted = torch.cat([t.flatten() for t in clipped_sums(loss, params, examples, 1.0)])
     for low, last, kernels, rounds in itertools.product(*[(False, True)] * 4):
-        if rounds and device() == "cpu":
+        if (rounds and device() == "cpu") or (low and not rounds):
             continue
         name = ", ".join(
             [
@@ -73,8 +91,6 @@ def check(views: int = 4, examples: int = 6, *, smoke: bool = False) -> dict[str
                 "our kernels" if kernels else "torch",
             ]
         )
-        if low and not rounds:
-            continue
         set_precision(rounds)
         try:
             other = Machine(low=low, channels_last=last, kernels=kernels).network(0, smoke=smoke)
@@ -83,7 +99,6 @@ def check(views: int = 4, examples: int = 6, *, smoke: bool = False) -> dict[str
             functional.cross_entropy(other(x), y).backward()
             clipper.sums()
             found[name] = float((clipper.flat - wanted).norm() / wanted.norm())
-            print(f"check {name}: relative difference {found[name]:.2e}", flush=True)
         except Exception as error:  # the next way may work
             print(f"check {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
     return found

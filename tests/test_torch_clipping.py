@@ -750,8 +750,9 @@ def test_squared_norms_of_rows_in_any_layout():
 
 
 @pytest.mark.parametrize("kind", ["convolution", "linear", "embedding", "scales"])
-def test_equal_large_gradients_add_no_more_than_the_clip_norm(kind):
+def test_equal_large_gradients_add_no_more_than_the_clip_norm(kind, monkeypatch):
     """Sums of equal numbers round in one direction, step after step."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its bound is far wider
     for value in (0.1, 0.13, 0.3, 0.45, 0.7, 0.9):
         if kind == "convolution":
             net, x = nn.Conv2d(256, 256, 3, bias=False), torch.full((1, 256, 26, 26), value)

@@ -29,7 +29,7 @@ def squared(rows: Tensor) -> Tensor:
     """
     flat = _in_memory_order(rows)[0].flatten(1)
     whole = flat.shape[1] // _ADDED
-    blocks, rest = flat[:, : whole * _ADDED], flat[:, None, whole * _ADDED :]
+    blocks, rest = flat[:, : whole * _ADDED], flat[:, whole * _ADDED :]
     # A GPU adds numbers that lie far apart, so that neighbours are read together, and the CPU
     # neighbours.
     blocks = (
@@ -37,12 +37,12 @@ def squared(rows: Tensor) -> Tensor:
         if flat.is_cuda
         else blocks.unflatten(1, (whole, _ADDED))
     )
-    return ((_squares(blocks) + _squares(rest)) * (1.0 + 2.0**-19)).float()
-
-
-def _squares(blocks: Tensor) -> Tensor:
-    """Over the last dimension in float32, then over the second one in float64."""
-    return torch.linalg.vector_norm(blocks, dim=2, dtype=torch.float32).double().square().sum(1)
+    norms = torch.linalg.vector_norm(blocks, dim=2, dtype=torch.float32)
+    if rest.shape[1]:
+        last = torch.linalg.vector_norm(rest, dim=1, keepdim=True, dtype=torch.float32)
+        norms = torch.cat([norms, last], 1)
+    whole_norms = torch.linalg.vector_norm(norms, dim=1, dtype=torch.float64)
+    return (whole_norms * (1.0 + 2.0**-20)).square().float()
 
 
 def _in_memory_order(rows: Tensor) -> tuple[Tensor, list[int]]:

@@ -10,12 +10,13 @@ from corrnoise import _tables
 
 _COLUMNS = (
     "ε", "method", "GPU minutes", "test accuracy", "with last weights", "mechanism",
-    "batch", "views", "epochs", "rate", "average", "seeds",
+    "batch", "views", "epochs", "momentum", "rate", "average", "seeds",
 )  # fmt: skip
 
 
 _SHORT = (
-    "ε", "planner's choice, 40 epochs", "DP-SGD, Poisson, 40 epochs", "planner's choice, long",
+    "ε", "planner's choice, 40 epochs", "DP-SGD, Poisson, 40 epochs",
+    "planner's choice, 125 epochs", "DP-SGD, Poisson, 125 epochs", "planner's choice, 16 views",
     "De et al. (2022)",
 )  # fmt: skip
 # De et al., "Unlocking high-accuracy differentially private image classification through scale"
@@ -33,28 +34,37 @@ def table(found: dict[str, Any]) -> str:
 
 
 def short(found: dict[str, Any]) -> str:
-    """The runs of 40 epochs at each ε, the longest ones, and what was published."""
+    """The runs with 3 views at each ε, those with 16, and what was published."""
     rows: list[list[str]] = []
     for epsilon in sorted(PUBLISHED, reverse=True):
-        here = [row for row in found["rows"] if row[0]["epsilon"] == epsilon]
-        long = [row for row in here if row[0]["minutes"] == 30]
-        cells = [*(short_run(found, method, epsilon) for method in ("planner", "dp-sgd"))]
-        cells += [row for row in long if row[0]["method"] == "planner"] or [None]
+        cells = [
+            run_of(found, method, epsilon, epochs, 3)
+            for epochs in (40, 125)
+            for method in ("planner", "dp-sgd")
+        ]
+        many = [run_of(found, "planner", epsilon, epochs, 16) for epochs in (125, 60)]
+        cells.append(next((row for row in many if row is not None), None))
         shown = ["" if row is None else _accuracy(row) for row in cells]
         rows.append([f"{epsilon:g}", *shown, f"{PUBLISHED[epsilon]:g}"])
     return _tables.markdown(_SHORT, rows)
 
 
-def short_run(found: dict[str, Any], method: str, epsilon: float) -> list[dict[str, Any]] | None:
-    """The seeds of a run of 40 epochs with 3 views, with the tuned rate if several were run."""
+def run_of(
+    found: dict[str, Any], method: str, epsilon: float, epochs: int, views: int
+) -> list[dict[str, Any]] | None:
+    """The seeds of a run, with the tuned rate if several were run.
+
+    Those of 40 epochs have momentum, and all others have none.
+    """
     every = [
         row for row in found["rows"]
         if (row[0]["method"], row[0]["epsilon"]) == (method, epsilon)
-        and (row[0]["recipe"]["epochs"], row[0]["recipe"]["views"]) == (40, 3)
+        and (row[0]["recipe"]["epochs"], row[0]["recipe"]["views"]) == (epochs, views)
+        and (row[0]["recipe"]["momentum"] > 0.0) == (epochs == 40)
     ]  # fmt: skip
     tried = {
         run["rate"]: run["accuracy"] for run in found["tried"]
-        if (run["method"], run["epsilon"]) == (method, epsilon) and run["recipe"]["epochs"] == 40
+        if (run["method"], run["epsilon"], run["recipe"]["epochs"]) == (method, epsilon, epochs)
     }  # fmt: skip
     return max(every, key=lambda row: tried.get(row[0]["rate"], 0.0), default=None)
 
@@ -80,7 +90,7 @@ def _runs(found: dict[str, Any]) -> str:
                 f"{statistics.mean(each['plain_accuracy'] for each in row):.1f} %",
                 f"{first['mechanism']}, {first['sampling']}",
                 f"{recipe['batch']}", f"{recipe['views']}", f"{recipe['epochs']}",
-                f"{first['rate']:g}", first["average"], str(len(row)),
+                f"{recipe['momentum']:g}", f"{first['rate']:g}", first["average"], str(len(row)),
             ]
         )  # fmt: skip
     return _tables.markdown(_COLUMNS, rows)

@@ -120,12 +120,19 @@ def test_the_readme_shows_the_accuracies_of_the_larger_network():
     assert tables.short(result) in (root / "README.md").read_text()
     gain = {}
     for epsilon in tables.PUBLISHED:
-        ours, theirs = (tables.short_run(result, m, epsilon) for m in ("planner", "dp-sgd"))
+        ours, theirs = (tables.run_of(result, m, epsilon, 40, 3) for m in ("planner", "dp-sgd"))
         gain[epsilon] = ours[0]["accuracy"] - statistics.mean(run["accuracy"] for run in theirs)
     assert min(gain[8.0], gain[4.0]) > 2.0  # "two points ahead"
     assert max(abs(gain[2.0]), abs(gain[1.0])) < 0.5  # "a draw"
-    long = [row[0] for row in result["rows"] if row[0]["minutes"] == 30]
-    independent = [tables.short_run(result, "planner", epsilon)[0] for epsilon in (2.0, 1.0)]
+    both = (tables.run_of(result, m, 8.0, 125, 3)[0] for m in ("planner", "dp-sgd"))
+    assert 0.3 < next(both)["accuracy"] - next(both)["accuracy"] < 0.7  # "half a point"
+    long = [
+        row[0]
+        for row in result["rows"]
+        if row[0]["method"] == "planner" and row[0]["recipe"]["momentum"] == 0.0
+    ]
+    assert len(long) == 4
+    independent = [tables.run_of(result, "planner", epsilon, 40, 3)[0] for epsilon in (2.0, 1.0)]
     assert all(run["mechanism"].startswith("dp_sgd") for run in [*long, *independent])
 
 

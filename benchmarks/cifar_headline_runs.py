@@ -48,7 +48,8 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 FIRST, FACTOR, TRIED, MORE = 1.5, 2.0, 3, 2  # the ladder of multiples of ``default_rate``
 AVERAGED = 0.1
-TUNING_SEED = 100
+TUNING_SEEDS = (100, 101)
+CLOSE = 1.5  # points; what is so close to the best is tried with the second seed as well
 TIMED = 100  # steps
 # How the run ends when a rate is too large.
 DIVERGED = "gradients must be finite"
@@ -107,7 +108,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Training:
-    """A run: ``rung`` is the number of a rate of the ladder, and a seed below 0 tunes."""
+    """A run: ``rung`` is the number of a rate of the ladder, and seeds -1 and -2 tune."""
 
     case: Case
     batch: int
@@ -121,7 +122,7 @@ class Training:
     @property
     def name(self) -> str:
         """Of what is kept: cases that differ in the sizes they try share runs."""
-        seed = self.seed if self.seed >= 0 else "tuning"
+        seed = {-1: "tuning", -2: "tuning again"}.get(self.seed, str(self.seed))
         return f"headline run {self._kind} rung {self.rung + 10} seed {seed}.json"
 
     @property
@@ -208,7 +209,10 @@ class Prepared:
         plan = self.plan = plan_of(run.case, run.batch, tuning=tuning)
         train, self.test = data_of(run, device)
         self._before = torch.cuda.memory_allocated() if device == "cuda" else 0
-        shape, seed = tuple(train.inputs.shape[1:]), TUNING_SEED if tuning else run.seed
+        shape, seed = (
+            tuple(train.inputs.shape[1:]),
+            TUNING_SEEDS[-1 - run.seed] if tuning else run.seed,
+        )
         self.net = models.build(run.case.size.model, shape, 10, seed=seed).to(device)
         self.params = list(self.net.parameters())
         count = sum(param.numel() for param in self.params)

@@ -101,21 +101,29 @@ def about(found: dict[str, Any]) -> str:
     size = found["size"]
     larger = {run["batch"] for row in found["rows"] for run in row["tried"]} - {size["batch_size"]}
     every = [run for row in found["rows"] for run in row["runs"]]
-    machines = ", ".join(sorted({run["machine"] for run in every}))
+    known = [*every, *(run for row in found["rows"] for run in row["tried"])]
+    machines = ", ".join(sorted({run["machine"] for run in known}, reverse=True))
     versions = ", ".join(sorted({run["versions"]["torch"] for run in every}))
     dates = sorted({run["date"] for run in every})
     when = "" if not dates else dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     fewest = min((len(row["runs"]) for row in found["rows"]), default=0)
+    printed = {
+        (run["case"]["epsilon"], run["case"]["method"], run["batch"], run["rung"], run["seed"])
+        for run in known
+        if "read_from" in run
+    }
+    note = f" Of {len(printed)} runs only what they printed was kept." if printed else ""
     return (
         f"δ = {found['delta']:g}, batch {size['batch_size']}, or the best of it and "
         f"{', '.join(map(str, sorted(larger)))}, {size['epochs']} epochs, clip norm "
         f"{found['clip_norm']:g}, {found['precision'].upper()}; mean and standard error of "
         f"{fewest} seeds on the test set. Rate and weights (the last ones, or the average of the "
         "last tenth), and the best batch where it says so, were chosen by one rule on "
-        f"{size['held_out']:,} held-out training images with another seed; this search is not part "
-        "of ε. Rates are multiples of "
-        "`training.default_rate`; GPU time and memory are those of a run alone on the GPU, memory "
-        f"without the images. {machines}, torch {versions}, {when}."
+        f"{size['held_out']:,} held-out training images with another seed, and with a second one "
+        f"where accuracies were within {found['close']:g} points of the best; this search is not "
+        "part of ε. Rates are multiples of `training.default_rate`; GPU time and memory are those "
+        "of a run alone on the GPU, memory without the images. "
+        f"{machines}, torch {versions}, {when}.{note}"
     )
 
 

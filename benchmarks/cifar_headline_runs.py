@@ -209,10 +209,8 @@ class Prepared:
         plan = self.plan = plan_of(run.case, run.batch, tuning=tuning)
         train, self.test = data_of(run, device)
         self._before = torch.cuda.memory_allocated() if device == "cuda" else 0
-        shape, seed = (
-            tuple(train.inputs.shape[1:]),
-            TUNING_SEEDS[-1 - run.seed] if tuning else run.seed,
-        )
+        seed = TUNING_SEEDS[-1 - run.seed] if tuning else run.seed
+        shape = tuple(train.inputs.shape[1:])
         self.net = models.build(run.case.size.model, shape, 10, seed=seed).to(device)
         self.params = list(self.net.parameters())
         count = sum(param.numel() for param in self.params)

@@ -6,6 +6,7 @@ import contextlib
 import os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -707,6 +708,28 @@ class TestKernels:
         found = products.launch_sum(factors, rows)
         assert found.dtype == torch.float32
         assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("count", "width"), [(3, 5), (1, 1024), (2, 1025), (2, 70_001), (2500, 40), (1, 2**20 + 1)]
+    )
+    def test_squares_of_rows(self, count, width):
+        torch.manual_seed(0)
+        for rows in (torch.randn(count, width), torch.full((count, width), 0.1)):
+            for some in (rows, rows.bfloat16(), rows.half()):
+                exact = some.double().square().sum(1)
+                found = products.launch_squares(some)
+                assert found.dtype == torch.float32
+                assert (exact <= found).all()
+                assert (found <= exact * (1.0 + 2.0**-18)).all()
+
+    def test_squares_that_are_not_finite(self):
+        rows = torch.ones(4, 3000)
+        rows[0, 2999], rows[1, 0], rows[2, 5] = torch.inf, torch.nan, 1e30
+        with np.errstate(over="ignore"):  # of the interpreter
+            found = products.launch_squares(rows)
+        assert found[0] == found[2] == torch.inf
+        assert found[1].isnan()
+        assert found[3].isfinite()
 
     @pytest.mark.parametrize("centred", [True, False])
     def test_rows(self, centred):

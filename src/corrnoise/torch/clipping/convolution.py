@@ -194,7 +194,7 @@ class Convolution(Part):
         A pixel is in at most as many patches as the kernel has entries.
         """
         entries = math.prod(self.shape[2:])
-        return squared(self._left.flatten(1)) * squared(self._inputs.flatten(1)) * entries
+        return squared(self._left) * squared(self._inputs) * entries
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""

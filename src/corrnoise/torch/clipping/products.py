@@ -12,6 +12,7 @@ from torch import Tensor
 from corrnoise._extras import has_triton
 
 _ADDED = 16  # squares that are added in float32
+_UP = 1.0 + 2.0**-19  # for the rounding of their sums
 # What ``scaled`` rounds by, for factors that matrix units take as they are.
 _UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-22}
 # Of float32, where matrix units cut it: twice for the norm and the sum.
@@ -24,25 +25,40 @@ def squared(rows: Tensor) -> Tensor:
     """At least the squared norm of each row, which may have several dimensions, in float32.
 
     A float32 sum over a long row can miss a share of 10⁻³ of it, by how it rounds. So 16 squares at
-    a time are added in float32, which errs by less than 20 units of 2⁻²⁴ in any order, and their
-    sums in float64. What is returned is above the truth by at most a share of 2⁻¹⁸.
+    a time are added in float32, in any order, and their sums in float64. What is returned is above
+    the truth by at most a share of 2⁻¹⁸.
     """
     flat = _in_memory_order(rows)[0].flatten(1)
-    whole = flat.shape[1] // _ADDED
-    blocks, rest = flat[:, : whole * _ADDED], flat[:, whole * _ADDED :]
-    # A GPU adds numbers that lie far apart, so that neighbours are read together, and the CPU
-    # neighbours.
-    blocks = (
-        blocks.unflatten(1, (_ADDED, whole)).transpose(1, 2)
-        if flat.is_cuda
-        else blocks.unflatten(1, (whole, _ADDED))
-    )
+    if rows.is_cuda and rows.numel() and has_triton():
+        return launch_squares(flat)
+    count = flat.shape[1] // _ADDED * _ADDED
+    blocks, rest = flat[:, :count].unflatten(1, (-1, _ADDED)), flat[:, count:]
     norms = torch.linalg.vector_norm(blocks, dim=2, dtype=torch.float32)
     if rest.shape[1]:
         last = torch.linalg.vector_norm(rest, dim=1, keepdim=True, dtype=torch.float32)
         norms = torch.cat([norms, last], 1)
-    whole_norms = torch.linalg.vector_norm(norms, dim=1, dtype=torch.float64)
-    return (whole_norms * (1.0 + 2.0**-20)).square().float()
+    norm = torch.linalg.vector_norm(norms, dim=1, dtype=torch.float64)
+    return (norm.square() * _UP).float()
+
+
+def launch_squares(rows: Tensor) -> Tensor:
+    """``squared`` of the rows of a matrix by one kernel."""
+    from corrnoise.torch.clipping.sum_kernel import squares
+
+    count, width = rows.shape
+    block = 1024
+    terms = min(_ADDED, 1 << (-(-width // block) - 1).bit_length())
+    # Programs for all of a GPU, each with enough of a row to be worth a sum of its own.
+    parts = max(1, min(2048 // count, width // (terms * block)))
+    share = -(-width // (parts * terms * block)) * terms * block
+    dtype = torch.float32 if parts == 1 else torch.float64
+    found = rows.new_empty(count, parts, dtype=dtype)
+    kernel: Any = squares
+    with torch.cuda.device(rows.device):
+        kernel[(count, parts)](
+            rows.contiguous(), found, width, share, _UP, TERMS=terms, BLOCK=block, num_warps=4
+        )
+    return found[:, 0] if parts == 1 else found.sum(1).float()
 
 
 def _in_memory_order(rows: Tensor) -> tuple[Tensor, list[int]]:

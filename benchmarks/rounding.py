@@ -147,9 +147,10 @@ def measured(part: Part) -> tuple[Norms, bool]:
     """Norms and R as on a GPU, and whether they are of a convolution."""
     if isinstance(part, Convolution):
         squares = squared(part.each().flatten(1))
-        return Norms.of(squares, part.spread(), UNITS["float32"][1]), True
+        return Norms.of(squares, part.spread(), UNITS["float32"][1], 2 * part.positions), True
     if isinstance(part, Outer) and gram.pays(*part.left.shape[1:], part.right.shape[2], GPU):
-        return Norms(*gram.norms(part.left, part.right), UNITS["float32"][0]), False
+        terms = part.left.shape[1]
+        return Norms(*gram.norms(part.left, part.right), UNITS["float32"][0], terms), False
     return part.norms(), False
 
 

@@ -17,11 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 from corrnoise.torch.clipping import convolution, gram, handlers, normalisation, parts, products
 from corrnoise.torch.clipping.clipper import Clipper
-from corrnoise.torch.clipping.parts import Direct, Factors, Outer, Rows, Tied, bound
+from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Outer, Rows, Tied, bound
 from corrnoise.torch.clipping.products import full_precision, matmul_unit, precision, scaled, unit
 from corrnoise.torch.clipping.reference import clipped_sums
 
 CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
 if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"
 
@@ -300,10 +301,10 @@ def test_full_precision_is_full_and_leaves_the_setting_as_it_was(low):
     module = nn.Conv2d(1, 1, 1)
     x = torch.randn(2, 1, 3, 3)
     part = convolution.Convolution(module, x, x)
-    assert part._counted(x, x).unit == 2.0**-7
+    assert part._counted(x, x, 9).unit == 2.0**-7
     with full_precision():
         assert torch.get_float32_matmul_precision() == "highest"
-        assert matmul_unit(torch.ones(1)) == part._counted(x, x).unit == 2.0**-22
+        assert matmul_unit(torch.ones(1)) == part._counted(x, x, 9).unit == 2.0**-22
     assert torch.get_float32_matmul_precision() == low
 
 
@@ -323,9 +324,8 @@ def test_a_precision_that_torch_cannot_tell_is_refused(monkeypatch):
 @pytest.mark.parametrize(("kind", "share"), [(torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)])
 def test_rows_times_their_factors_are_rounded_once(kind, share):
     torch.manual_seed(0)
-    device = "cuda" if CUDA else "cpu"
-    rows = (1.0 + 3.0 * torch.rand(300, 7, 40, device=device)).to(kind)
-    factors = 1.0 + torch.rand(300, device=device)
+    rows = (1.0 + 3.0 * torch.rand(300, 7, 40, device=DEVICE)).to(kind)
+    factors = 1.0 + torch.rand(300, device=DEVICE)
     found = scaled(rows.transpose(1, 2), factors).transpose(1, 2)
     assert found.dtype == kind
     exact = rows.double() * factors.double()[:, None, None]
@@ -623,15 +623,45 @@ def test_a_handler_of_the_user_is_used():
     assert seen == [["weight"]]
 
 
+@pytest.fixture
+def kernels(monkeypatch):
+    """Kernels without TF32, run by Triton's interpreter where there is no GPU."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    if not CUDA:
+        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(
+    ("count", "width"), [(3, 5), (1, 1024), (2, 1025), (2, 70_001), (2500, 40), (1, 2**20 + 1)]
+)
+def test_the_kernel_of_squares_is_never_too_small(count, width):
+    torch.manual_seed(0)
+    for rows in (torch.randn(count, width), torch.full((count, width), 0.1)):
+        for some in (rows, rows.bfloat16(), rows.half()):
+            exact = some.double().square().sum(1)
+            found = products.launch_squares(some.to(DEVICE)).cpu()
+            assert found.dtype == torch.float32
+            assert (exact <= found).all()
+            assert (found <= exact * (1.0 + 2.0**-18)).all()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_squares_that_are_not_finite():
+    rows = torch.ones(4, 3000)
+    rows[0, 2999], rows[1, 0], rows[2, 5] = torch.inf, torch.nan, 1e30
+    with np.errstate(over="ignore"):  # of the interpreter
+        found = products.launch_squares(rows.to(DEVICE)).cpu()
+    assert found[0] == found[2] == torch.inf
+    assert found[1].isnan()
+    assert found[3].isfinite()
+
+
 @pytest.mark.skipif(CUDA, reason="the kernels are interpreted on a machine without a GPU")
+@pytest.mark.usefixtures("kernels")
 class TestKernels:
     """The kernels, run by Triton's interpreter."""
-
-    @pytest.fixture(autouse=True)
-    def on_the_cpu(self, monkeypatch):
-        pytest.importorskip("triton")
-        monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
     def test_gram(self):
         torch.manual_seed(0)
@@ -709,28 +739,6 @@ class TestKernels:
         assert found.dtype == torch.float32
         assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
-    @pytest.mark.parametrize(
-        ("count", "width"), [(3, 5), (1, 1024), (2, 1025), (2, 70_001), (2500, 40), (1, 2**20 + 1)]
-    )
-    def test_squares_of_rows(self, count, width):
-        torch.manual_seed(0)
-        for rows in (torch.randn(count, width), torch.full((count, width), 0.1)):
-            for some in (rows, rows.bfloat16(), rows.half()):
-                exact = some.double().square().sum(1)
-                found = products.launch_squares(some)
-                assert found.dtype == torch.float32
-                assert (exact <= found).all()
-                assert (found <= exact * (1.0 + 2.0**-18)).all()
-
-    def test_squares_that_are_not_finite(self):
-        rows = torch.ones(4, 3000)
-        rows[0, 2999], rows[1, 0], rows[2, 5] = torch.inf, torch.nan, 1e30
-        with np.errstate(over="ignore"):  # of the interpreter
-            found = products.launch_squares(rows)
-        assert found[0] == found[2] == torch.inf
-        assert found[1].isnan()
-        assert found[3].isfinite()
-
     @pytest.mark.parametrize("centred", [True, False])
     def test_rows(self, centred):
         torch.manual_seed(0)
@@ -749,6 +757,33 @@ class TestKernels:
             assert torch.allclose(a, b, atol=1e-4)
 
 
+def test_additions_in_float32_count_and_those_of_matrix_units_are_assumed():
+    ones = torch.ones(1, 1)
+    for terms in (0, 1, 1000, 2**20):
+        wanted = 2.0**-22 + terms * 2.0**-24
+        found = Norms(ones, ones, 2.0**-22, terms).lost
+        assert wanted <= found <= wanted * (1.0 + terms * 2.0**-23)
+        assert Norms(ones, ones, 2.0**-9, terms).lost == 2.0**-9
+    assert Norms(ones, ones, 2.0**-22, 2**24).lost == float("inf")
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_every_part_counts_its_additions(views, monkeypatch):
+    torch.manual_seed(0)
+    module, x = nn.Conv2d(64, 64, 3), torch.randn(2, 64, 3, 4)
+    part = convolution.Convolution(module, x, torch.randn_like(module(x))).joined(views)
+    assert part.norms().terms == 2 * views  # by Gram matrices, and in the sum
+    monkeypatch.setattr(gram, "pays", lambda *_: False)
+    monkeypatch.setattr(convolution, "_KEPT", {"cpu": 0})
+    assert part.norms().terms == 4 * views
+    monkeypatch.undo()
+    left, right = torch.randn(2, 5, 40), torch.randn(2, 5, 40)
+    outer = Outer(left, right, torch.Size([40, 40]))
+    rows = Rows(torch.randint(0, 40, (2, 7)), torch.randn(2, 7, 40), torch.Size([40, 40]))
+    assert [each.norms().terms for each in (outer, rows, Tied(rows, outer))] == [5, 7, 13]
+    assert Outer(left, right[..., :2], torch.Size([40, 2])).norms().terms == 0  # it is kept
+
+
 @pytest.mark.parametrize("size", [1, 15, 16, 1000, 2_400_000])
 def test_squared_norms_are_never_too_small(size):
     """A float32 sum of so many equal squares, one after the other, misses a share of 10⁻³."""
@@ -756,7 +791,7 @@ def test_squared_norms_are_never_too_small(size):
     for value in (0.1, 0.13, 0.7, 1e-3, 3e4):
         for rows in (torch.full((1, size), value), value * torch.randn(1, size)):
             for some in (rows, rows.bfloat16(), rows.clamp(-1.0, 1.0).half()):
-                some = some.to("cuda" if CUDA else "cpu")  # which adds in another order
+                some = some.to(DEVICE)  # which adds in another order
                 exact = float(some.double().square().sum())
                 found = float(products.squared(some))
                 assert exact <= found <= exact * (1.0 + 2.0**-18)
@@ -772,12 +807,20 @@ def test_squared_norms_of_rows_in_any_layout():
     assert torch.isinf(products.squared(torch.full((1, 20), 1e30))).all()
 
 
-@pytest.mark.parametrize("kind", ["convolution", "linear", "embedding", "scales"])
+@pytest.mark.parametrize("kind", ["convolution", "not kept", "linear", "embedding", "scales"])
 def test_equal_large_gradients_add_no_more_than_the_clip_norm(kind, monkeypatch):
-    """Sums of equal numbers round in one direction, step after step."""
+    """Sums of equal numbers round in one direction, step after step.
+
+    Where the gradient is added up twice, for the norm and for the sum, 576 additions in both may
+    cost 2·576·2⁻²⁴·R, and R is at most 26/24 of the norm here: less than 10⁻⁴ with the rest.
+    """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its bound is far wider
+    twice = kind == "not kept" or (kind == "convolution" and CUDA)
+    if kind == "not kept":
+        monkeypatch.setattr(convolution, "_KEPT", {"cpu": 0, "cuda": 0})
+        monkeypatch.setattr(gram, "pays", lambda *_: False)
     for value in (0.1, 0.13, 0.3, 0.45, 0.7, 0.9):
-        if kind == "convolution":
+        if kind in ("convolution", "not kept"):
             net, x = nn.Conv2d(256, 256, 3, bias=False), torch.full((1, 256, 26, 26), value)
         elif kind == "linear":
             net, x = nn.Linear(256, 256, bias=False), torch.full((1, 256, 256), value)
@@ -785,10 +828,11 @@ def test_equal_large_gradients_add_no_more_than_the_clip_norm(kind, monkeypatch)
             net, x = nn.Embedding(4, 100_000), torch.tensor([[1]])
         else:
             net, x = nn.LayerNorm(100_000), value * torch.randn(1, 100_000).sign()
-        net, x = (each.to("cuda" if CUDA else "cpu") for each in (net, x))
+        net, x = (each.to(DEVICE) for each in (net, x))
         clipper = Clipper(net, list(net.parameters()), 1.0, mean=False)
         (3e3 * value * net(x)).sum().backward()
-        assert 1.0 - 1e-5 < norm(each.double() for each in clipper.sums()) <= 1.0
+        found = norm(each.double() for each in clipper.sums())
+        assert 1.0 - (1e-4 if twice else 1e-5) < found <= 1.0
         clipper.recorder.close()
 
 

@@ -82,6 +82,11 @@ class Convolution(Part):
         found._views = self._views * views
         return found
 
+    @property
+    def positions(self) -> int:
+        """That are added up for an entry of an example's gradient."""
+        return self._views * math.prod(self._left.shape[2:])
+
     def each(self) -> Tensor:
         """The gradient of every example."""
         if self._fits():
@@ -103,8 +108,8 @@ class Convolution(Part):
         if self._fits() and self._views == 1:
             return self._fused()
         rows, columns = self.shape[0] // self._geometry.groups, math.prod(self.shape[1:])
-        positions = self._views * math.prod(self._left.shape[2:])
-        found: list[Norms] = []
+        positions = self.positions
+        found: list[tuple[Tensor, Tensor]] = []
         by_gram = not self._fits() and gram.pays(positions, rows, columns, self._left)
         most = _KEPT.get(self._left.device.type, 4) * self._views * self._inputs[0].numel()
         if not by_gram and math.prod(self.shape) <= most:
@@ -118,14 +123,13 @@ class Convolution(Part):
                     left.flatten(0, 1).transpose(1, 2), patches.flatten(0, 1).transpose(1, 2)
                 )
                 shape = (len(left), -1)
-                found.append(self._counted(squares.reshape(shape), spread.reshape(shape)))
+                found.append((squares.reshape(shape), spread.reshape(shape)))
                 continue
             grads = _grads(left, patches)
             spread = squared(left.flatten(1)) * squared(patches.flatten(1))
-            found.append(self._counted(squared(grads.flatten(1))[:, None], spread[:, None]))
-        return self._counted(
-            torch.cat([part.squares for part in found]), torch.cat([part.spread for part in found])
-        )
+            found.append((squared(grads.flatten(1))[:, None], spread[:, None]))
+        squares, spread = (torch.cat(some) for some in zip(*found, strict=True))
+        return self._counted(squares, spread, positions if by_gram else 2 * positions)
 
     def _fused(self) -> Norms:
         """By one kernel, which stores neither patches nor gradients."""
@@ -154,7 +158,7 @@ class Convolution(Part):
                 ROWS=tall, CHANNELS=wide, DEPTH=depth, PRECISION="ieee" if exact else "tf32",
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
-        return self._counted(found.view(len(left), -1), self.spread()[:, None])
+        return self._counted(found.view(len(left), -1), self.spread()[:, None], 2 * positions)
 
     def _stored(self, dtype: torch.dtype) -> Tensor:
         """Every example's gradient by one kernel, which stores no patches."""
@@ -214,8 +218,8 @@ class Convolution(Part):
         )  # fmt: skip
         return found[1]
 
-    def _counted(self, squares: Tensor, spread: Tensor) -> Norms:
-        return Norms(squares, spread, convolution_unit(self._left))
+    def _counted(self, squares: Tensor, spread: Tensor, terms: int) -> Norms:
+        return Norms(squares, spread, convolution_unit(self._left), terms)
 
     def _fits(self) -> bool:
         """Whether there are kernels for it."""

@@ -13,11 +13,12 @@ taken.
 Rounding is counted, not hoped for. Matrix units round both factors of a product, by at most a
 share u of each, and differently for l and for c·l. What example i adds to the sum as it is
 computed has a norm of at most c_i·(norm_i + u·R_i), with R_i = Σ_t ‖l_t‖·‖r_t‖, so every part gives
-R as well as the norm.
+R as well as the norm. In float32 the additions over positions count in u too.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,17 +48,38 @@ class Norms:
     Attributes:
         squares: (examples, some): what adds up to the squared norms.
         spread: (examples, some): what adds up to R².
-        unit: u.
+        unit: what the factors of products are rounded by.
+        terms: how many products are added up for an entry of the gradient: in the sum, and in the
+            norm as well where that is the norm of a gradient of its own.
     """
 
     squares: Tensor
     spread: Tensor
     unit: float
+    terms: int = 0
 
     @staticmethod
-    def of(squares: Tensor, spread: Tensor, unit: float) -> Norms:
+    def of(squares: Tensor, spread: Tensor, unit: float, terms: int = 0) -> Norms:
         """From vectors with a number for each example."""
-        return Norms(squares[:, None], spread[:, None], unit)
+        return Norms(squares[:, None], spread[:, None], unit, terms)
+
+    @property
+    def cut(self) -> bool:
+        """Whether matrix units make the products."""
+        return self.unit > 2.0**-20
+
+    @property
+    def lost(self) -> float:
+        """u: what rounding changes between the norm and the sum, at most, as a share of R.
+
+        In float32 a sum of T products errs by at most T·2⁻²⁴/(1 - T·2⁻²⁴) of the sum of their
+        absolute values, in any order (Higham, "Accuracy and stability of numerical algorithms",
+        2002, section 3.1).
+        """
+        if self.cut:
+            return self.unit
+        share = 2.0**-24 * self.terms
+        return self.unit + (share / (1.0 - share) if share < 1.0 else math.inf)
 
 
 def bound(norms: Sequence[Norms]) -> Tensor:
@@ -68,13 +90,13 @@ def bound(norms: Sequence[Norms]) -> Tensor:
     """
     squares = torch.cat([some.squares for some in norms], 1).sum(1, dtype=torch.float64)
     lost = torch.zeros_like(squares)
-    by_unit: dict[float, list[Tensor]] = {}
+    alike: dict[tuple[bool, float], list[Tensor]] = {}
     for some in norms:
-        by_unit.setdefault(some.unit, []).append(some.spread)
-    for unit_, spreads in by_unit.items():
+        alike.setdefault((some.cut, some.lost), []).append(some.spread)
+    for (cut, share), spreads in alike.items():
         spread = torch.cat(spreads, 1).sum(1, dtype=torch.float64)
-        squares = squares + (_ADDITIONS_CUT if unit_ > 2.0**-20 else _ADDITIONS) * spread
-        lost = lost + unit_ * unit_ * spread
+        squares = squares + (_ADDITIONS_CUT if cut else _ADDITIONS) * spread
+        lost = lost + share * share * spread
     return squares.clamp_min(0.0).sqrt() + lost.sqrt()
 
 
@@ -171,14 +193,10 @@ class Outer(Part):
             squares = squared(left[:, 0]) * squared(right[:, 0])
             return Norms.of(squares, squares, matmul_unit(left))
         if gram.pays(positions, rows, columns, left):
-            return Norms(*gram.norms(left, right), matmul_unit(left))
-        grads = self.each()
-        if rows * columns <= positions * (rows + columns):
-            # What is measured is what is added, with no further rounding of factors.
-            self._grads = grads
-            return Direct(grads).norms()
-        spread = squared(left.flatten(1)) * squared(right.flatten(1))  # Cauchy and Schwarz
-        return Norms.of(squared(grads.flatten(1)), spread, matmul_unit(left))
+            return Norms(*gram.norms(left, right), matmul_unit(left), positions)
+        # What is measured is what is added, with no further rounding of factors.
+        self._grads = self.each()
+        return Direct(self._grads).norms()
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
@@ -219,11 +237,13 @@ class Rows(Part):
         """For each example: only equal rows meet."""
         lengths = _lengths(self.values)
         spread = lengths.sum(1).square()
-        if self.index.shape[1] == 1:
+        positions = self.index.shape[1]
+        if positions == 1:
             return Norms.of(squared(self.values[:, 0]), spread, 0.0)
         equal = self.index[:, :, None] == self.index[:, None, :]
         products = product(self.values, self.values.transpose(1, 2))
-        return Norms.of((products * equal).sum((1, 2)), spread, matmul_unit(self.values))
+        squares = (products * equal).sum((1, 2))
+        return Norms.of(squares, spread, matmul_unit(self.values), positions)
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
@@ -267,6 +287,7 @@ class Tied(Part):
             torch.cat([table.squares, weight.squares, 2.0 * cross[:, None]], 1),
             2.0 * torch.cat([table.spread, lengths.sum(1, keepdim=True).square()], 1),
             unit,
+            self.rows.index.shape[1] + left.shape[1] + 1,
         )
 
     def weighted(self, factors: Factors) -> Tensor:

@@ -53,7 +53,8 @@ class _Grouped(Part):
         """For each example; (Σ R)² over its rows is at most K·Σ R²."""
         rows = self._part.norms()
         spread = _summed(rows.spread, self._views) * self._views
-        return Norms(squared(self.each().flatten(1))[:, None], spread, rows.unit)
+        squares = squared(self.each().flatten(1))[:, None]
+        return Norms(squares, spread, rows.unit, 2 * self._views * max(1, rows.terms))
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""

@@ -107,12 +107,6 @@ def about(found: dict[str, Any]) -> str:
     dates = sorted({run["date"] for run in every})
     when = "" if not dates else dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
     fewest = min((len(row["runs"]) for row in found["rows"]), default=0)
-    printed = {
-        (run["case"]["epsilon"], run["case"]["method"], run["batch"], run["rung"], run["seed"])
-        for run in known
-        if "read_from" in run
-    }
-    note = f" Of {len(printed)} runs only what they printed was kept." if printed else ""
     return (
         f"δ = {found['delta']:g}, batch {size['batch_size']}, or the best of it and "
         f"{', '.join(map(str, sorted(larger)))}, {size['epochs']} epochs, clip norm "
@@ -123,7 +117,7 @@ def about(found: dict[str, Any]) -> str:
         f"where accuracies were within {found['close']:g} points of the best; this search is not "
         "part of ε. Rates are multiples of `training.default_rate`; GPU time and memory are those "
         "of a run alone on the GPU, memory without the images. "
-        f"{machines}, torch {versions}, {when}.{note}"
+        f"{machines}, torch {versions}, {when}."
     )
 
 

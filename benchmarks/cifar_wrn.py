@@ -4,7 +4,7 @@
     python benchmarks/cifar_wrn.py prepare               # plans, on any machine
     python benchmarks/cifar_wrn.py probe                 # views a second, on the GPU, one minute
     python benchmarks/cifar_wrn.py clean --only planner-8-3 --epochs 12 --views 4   # no noise
-    python benchmarks/cifar_wrn.py tune --minutes 9      # three rates on 45,000 pictures
+    python benchmarks/cifar_wrn.py tune --views 1 --minutes 9   # rates, on 45,000 pictures
     python benchmarks/cifar_wrn.py run --minutes 9 [--json FILE]   # as often as it takes
     python benchmarks/cifar_wrn.py table [--json FILE] [--figure FILE.svg]
     python benchmarks/cifar_wrn.py restore --json FILE   # a table's runs, into an empty cache
@@ -12,11 +12,13 @@
 The recipe is that of De et al. (2022): weight-standardised convolutions of activations that go
 through ReLU and then GroupNorm, several random crops and flips of each example in a step, an
 exponential average of the weights, SGD and clip norm 1. Both methods see as many views of each
-example, in batches of one size. A call stops after --minutes, a run continues from its last
-checkpoint in the next one, and its clock counts the training of all calls. By default the rate is
-that at which the noise moves the weights as far in every run, and an exponential average of the
-weights counts. ``tune`` chooses both on 5,000 pictures that are not trained on; the search is not
-part of ε. The planner's workload is that of a constant rate.
+example, in batches of one size; in the shortest runs each has the better one of two. A call stops
+after --minutes, a run continues from its last checkpoint in the next one, and its clock counts the
+training of all calls. By default the rate is that at which the noise moves the weights as far in
+every run, and an exponential average of the weights counts. ``tune`` chooses both, and the size of
+batches, on 5,000 pictures that are not trained on: it tries three rates, and beyond an end of these
+where that end is the best, twice at most. The search is not part of ε. The planner's workload is
+that of a constant rate.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from cifar_wrn_table import draw, table
+from cifar_wrn_table import draw, long, table
 from corrnoise import _files
 from wrn_settings import (
     DELTA,
@@ -48,26 +50,27 @@ from wrn_settings import (
 )
 from wrn_training import AVERAGES, train
 
-EPSILONS, MINUTES = (8.0, 4.0, 2.0, 1.0), (3, 10, 30)
-# Of the default rate, in the order in which they are tried.
-MULTIPLES = (1.0, 0.5, 2.0)
+EPSILONS, MINUTES = (8.0, 4.0, 2.0, 1.0), (1, 3, 10, 30)
+# Of the default rate, in the order in which they are tried, and how often one more is.
+MULTIPLES, MORE = (0.5, 1.0, 0.25), 2
 
 
-def recipe_of(method: str, minutes: int, epsilon: float) -> Recipe:
+def recipes_of(method: str, minutes: int, epsilon: float) -> list[Recipe]:
     """What fits into the time on an H200, the same for both methods but for what the planner knows.
 
-    The planner is told of a memory of a tenth of the steps, and without momentum of 500 steps. In 3
-    minutes, 100 epochs with 2 views were 1 to 2.5 points below 40 epochs with 3, at ε = 8 and 4,
-    both with momentum; without it the rate of 40 epochs is too high. The longer runs have none, as
-    De et al. have it. In 10 minutes 8 views would fit; 3 take less than half of it, and 16 gained
-    1.4 points at ε = 8.
+    In 1 minute the better one of two sizes of batches counts. For 3 minutes the planner is told of
+    a memory of a tenth of the steps, and without momentum of 500 steps. In 3 minutes, 100 epochs
+    with 2 views were 1 to 2.5 points below 40 epochs with 3, at ε = 8 and 4, both with momentum;
+    without it the rate of 40 epochs is too high. The longer runs have none, as De et al. have it.
+    In 10 minutes 8 views would fit; 3 take less than half of it, and 16 gained 1.4 points at ε = 8.
     """
+    if minutes == 1:
+        return [Recipe(batch, 3, 10, momentum=0.9) for batch in (1024, 4096)]
     if minutes == 3:
         recipe = Recipe(4096, 3, 40, momentum=0.9, told=0.98)
     else:
-        epochs = 125 if epsilon >= 4.0 else 60
-        recipe = Recipe(4096, {10: 3, 30: 16}[minutes], epochs, told=0.998)
-    return recipe if method == "planner" else replace(recipe, told=None)
+        recipe = Recipe(4096, {10: 3, 30: 16}[minutes], long(epsilon), told=0.998)
+    return [recipe if method == "planner" else replace(recipe, told=None)]
 
 
 SMOKE = Recipe(16, 2, 2)
@@ -78,35 +81,72 @@ def result_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
-def tuned(run: Run) -> tuple[Run, dict[float, float]]:
-    """The run with the rate and average that are best on held-out pictures, if any was tried.
-
-    With as many views, or else with the number of them for which most rates were tried: one view
-    takes the least time.
-    """
+def held_out(run: Run) -> dict[int, list[dict[str, Any]]]:
+    """What was tried with the recipe of a run on held-out pictures, by the number of views."""
     pattern = replace(run, rate=0.0, seed=-1).folder.name.replace("-r0-", "-r*-")
     pattern = pattern.replace(f"-v{run.recipe.views}-", "-v*-")
     by_views: dict[int, list[dict[str, Any]]] = {}
     for path in sorted(cache().glob(f"{pattern}/result.json")):
         got = result_of(path.parent)
         by_views.setdefault(got["recipe"]["views"], []).append(got)
+    return by_views
+
+
+def tuned(run: Run) -> tuple[Run, dict[float, float]]:
+    """The run with the rate and average that are best on held-out pictures, if any was tried.
+
+    With as many views, or else with the number of them for which most rates were tried: one view
+    takes the least time.
+    """
+    by_views = held_out(run)
     if not by_views:
         return run, {}
     most = max(by_views, key=lambda views: len(by_views[views]))
     tried = by_views.get(run.recipe.views, by_views[most])
     best = max(tried, key=lambda got: got["accuracy"])
-    found = {got["rate"]: got["accuracy"] for got in tried}
-    return replace(run, rate=best["rate"], average=best["average"]), found
+    return replace(run, rate=best["rate"], average=best["average"]), accuracy_by_rate(tried)
+
+
+def accuracy_by_rate(tried: Sequence[dict[str, Any]]) -> dict[float, float]:
+    return {got["rate"]: got["accuracy"] for got in tried}
+
+
+def next_rate(found: dict[float, float], default: float) -> float | None:
+    """The rate to try after those whose accuracies are known, or ``None`` where it is enough."""
+    for multiple in MULTIPLES:
+        if default * multiple not in found:
+            return default * multiple
+    best = max(found, key=found.__getitem__)
+    if min(found) < best < max(found) or len(found) >= len(MULTIPLES) + MORE:
+        return None
+    return 2.0 * best if best == max(found) else 0.5 * best
+
+
+def climb(run: Run, default: float) -> Generator[Run]:
+    """The runs that tune one, each after the last has ended."""
+    while True:
+        tried = held_out(run).get(run.recipe.views, [])
+        rate = next_rate(accuracy_by_rate(tried), default)
+        if rate is None:
+            return
+        yield replace(run, rate=rate)
 
 
 def chosen(runs: Sequence[Run], rate: float | None, average: str | None) -> list[Run]:
-    """With rate and average that are given, or tuned, or else by default."""
-    found: list[Run] = []
+    """With rate and average that are given, or tuned, or else by default.
+
+    Of those that differ in their recipe alone, the one that was best on held-out pictures, or else
+    the first.
+    """
+    found: dict[tuple[str, int], tuple[float, Run]] = {}
     for run in runs:
-        best, _ = tuned(run)
+        best, values = tuned(run)
         best = best if rate is None else replace(best, rate=rate)
-        found.append(best if average is None else replace(best, average=average))
-    return found
+        best = best if average is None else replace(best, average=average)
+        known = found.get((run.name, run.seed))
+        if known is None or max(values.values(), default=0.0) > known[0]:
+            found[run.name, run.seed] = (max(values.values(), default=0.0), best)
+    return [run for _, run in found.values()]
 
 
 def results() -> list[list[dict[str, Any]]]:
@@ -175,8 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     runs: list[Run] = []
     for minutes, epsilon, method in itertools.product(MINUTES, EPSILONS, METHODS):
-        recipe = SMOKE if given.smoke else recipe_of(method, minutes, epsilon)
-        runs.append(Run(method, epsilon, minutes, replace(recipe, **changes)))
+        recipes = [SMOKE] if given.smoke else recipes_of(method, minutes, epsilon)
+        recipes = dict.fromkeys(replace(recipe, **changes) for recipe in recipes)
+        runs += [Run(method, epsilon, minutes, recipe) for recipe in recipes]
     runs = [run for run in runs if given.only is None or run.name in given.only]
     if not runs:
         parser.error(f"--only must name a run, such as planner-8-10, got {given.only}")
@@ -216,11 +257,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if given.command == "clean":  # the rates of one ε are enough
                 noise["epsilon"] = math.inf
                 runs = [*{(r.method, r.minutes, r.recipe): r for r in reversed(runs)}.values()]
-            runs = [
-                replace(run, rate=rate, **noise)
-                for run in (with_rate(run, smoke=given.smoke) for run in runs)
-                for rate in given.rate or [run.rate * multiple for multiple in MULTIPLES]
-            ]
+            runs = itertools.chain.from_iterable(
+                [replace(run, rate=rate, **noise) for rate in given.rate]
+                if given.rate
+                else climb(replace(run, **noise), with_rate(run, smoke=given.smoke).rate)
+                for run in runs
+            )
         end = time.monotonic() + 60.0 * given.minutes
         execute(runs, machine, end, shown=given.shown, smoke=given.smoke, file=given.json)
 
@@ -234,7 +276,7 @@ def kept(file: Path | None) -> dict[str, Any]:
 
 
 def execute(
-    runs: Sequence[Run],
+    runs: Iterable[Run],
     machine: Machine,
     end: float,
     *,
@@ -245,8 +287,8 @@ def execute(
     """One run after the other, until the time is over; the file has each as soon as it ends."""
     for run in runs:
         if time.monotonic() > end:
-            print(f"{run.name} is still to be run")
-            continue
+            print(f"{run.name} is the next to be run")
+            return
         got = train(run, machine, end, shown=shown, smoke=smoke)
         if got is not None:
             rate = got["views"] / (60.0 * got["gpu_minutes"])

@@ -184,14 +184,14 @@ def test_the_default_rate_is_that_at_which_the_noise_moves_the_weights_as_far(mo
 def test_recipes_of_both_methods_differ_in_what_the_planner_is_told_alone():
     for minutes, epsilon in itertools.product(cifar_wrn.MINUTES, cifar_wrn.EPSILONS):
         ours, theirs = (
-            cifar_wrn.recipe_of(name, minutes, epsilon) for name in ("planner", "dp-sgd")
+            cifar_wrn.recipes_of(name, minutes, epsilon) for name in ("planner", "dp-sgd")
         )
-        assert ours.told is not None
-        assert replace(ours, told=None) == theirs
+        assert [recipe.told is None for recipe in ours] == [minutes == 1] * len(ours)
+        assert [replace(recipe, told=None) for recipe in ours] == theirs
 
 
 def test_a_rate_tuned_with_fewer_views_counts_where_none_was_tuned_with_as_many(folder):
-    recipe = cifar_wrn.recipe_of("planner", 3, 8.0)
+    (recipe,) = cifar_wrn.recipes_of("planner", 3, 8.0)
     run = wrn_settings.Run("planner", 8.0, 3, recipe, 1.0)
     # Accuracies with other numbers of views are not compared.
     for views, rate, value, best in (
@@ -200,12 +200,66 @@ def test_a_rate_tuned_with_fewer_views_counts_where_none_was_tuned_with_as_many(
         (8, 6.0, 70.0, 12.0),
         (recipe.views, 3.0, 1.0, 3.0),
     ):
-        tried = replace(run, recipe=replace(recipe, views=views), rate=rate, seed=-1)
-        tried.folder.mkdir()
-        result = {"rate": rate, "recipe": {"views": views}, "accuracies": {"last": value}}
-        result = wrn_training.with_average(tried, result)
-        (tried.folder / "result.json").write_text(json.dumps(result))
+        keep(replace(run, recipe=replace(recipe, views=views), rate=rate, seed=-1), value)
         assert cifar_wrn.tuned(run)[0].rate == best
+
+
+def climbed(accuracy, default):
+    found = {}
+    while (rate := cifar_wrn.next_rate(found, default)) is not None:
+        found[rate] = accuracy(rate)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("peak", "wanted"),
+    [
+        (5, [1, 2, 4, 8]),
+        (1.9, [1, 2, 4]),
+        (2000, [1, 2, 4, 8, 16]),
+        (1e-3, [0.25, 0.5, 1, 2, 4]),
+    ],
+)
+def test_rates_are_tried_beyond_an_end_that_is_the_best_twice_at_most(peak, wanted):
+    found = climbed(lambda rate: -abs(rate - peak), 4.0)
+    assert sorted(found) == wanted
+    assert [rate / 4.0 for rate in found][:3] == list(cifar_wrn.MULTIPLES)
+
+
+def keep(run, value):
+    run.folder.mkdir()
+    result = {"rate": run.rate, "recipe": {"views": run.recipe.views}}
+    result = wrn_training.with_average(run, {**result, "accuracies": {"last": value}})
+    (run.folder / "result.json").write_text(json.dumps(result))
+
+
+def test_rates_tried_with_other_views_are_not_those_that_are_tuned(folder):
+    run = wrn_settings.Run("planner", 8.0, 1, replace(cifar_wrn.SMOKE, views=1), seed=-1)
+    for multiple, value in zip(cifar_wrn.MULTIPLES, (3.0, 2.0, 1.0), strict=True):
+        keep(replace(run, recipe=cifar_wrn.SMOKE, rate=multiple * 4.0), value)
+    rates = []
+    for each in cifar_wrn.climb(run, 4.0):
+        assert each.recipe == run.recipe
+        rates.append(each.rate)
+        keep(each, -each.rate)
+    assert rates == [2.0, 4.0, 1.0, 0.5, 0.25]
+
+
+def test_the_batch_that_was_best_on_held_out_pictures_counts(folder):
+    recipes = cifar_wrn.recipes_of("planner", 1, 8.0)
+    runs = [wrn_settings.Run("planner", 8.0, 1, recipe, 1.0) for recipe in recipes]
+    small, large = runs
+    assert cifar_wrn.chosen(runs, None, None) == [small]  # none was tried
+    for run, rate, value, best in (
+        (small, 2.0, 60.0, (small, 2.0)),
+        (large, 4.0, 59.0, (small, 2.0)),
+        (large, 8.0, 61.0, (large, 8.0)),
+    ):
+        keep(replace(run, rate=rate, seed=-1), value)
+        (found,) = cifar_wrn.chosen(runs, None, None)
+        assert (found.recipe, found.rate) == (best[0].recipe, best[1])
+    seeds = [replace(run, seed=seed) for run in runs for seed in (0, 1)]
+    assert [run.seed for run in cifar_wrn.chosen(seeds, None, None)] == [0, 1]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -6,7 +6,8 @@ Clip factors are made from norm + u·R, with the unit u of the products and R of
 they are made of; without rounding they would be made from the norm. For each model this prints by
 which share the factors are lower, 1 - norm/(norm + u·R), for the median and the worst of some
 examples. Models are randomly initialised, as wide as usual and less deep, and inputs are random.
-Norms and R are those of float32 factors, made in the way that a GPU takes; the units are a GPU's.
+Norms and R are those of float32 factors, made in the way that a GPU takes; the units are a GPU's,
+which are the CPU's in float32, where additions in Gram matrices count at their worst.
 benchmarks/rounding.json is written; --table prints it, or another such file, and computes nothing.
 """
 
@@ -51,8 +52,10 @@ def on_a_gpu(kind: torch.dtype, precision: str) -> float:
     return unit(factor, precision)
 
 
+CPU = "float32 on the CPU"
 # The units of matrix products, and of convolutions, whose sums are float32 in any case.
 UNITS = {
+    CPU: (on_a_gpu(torch.float32, "highest"), on_a_gpu(torch.float32, "highest")),
     "float32": (on_a_gpu(torch.float32, "highest"), on_a_gpu(torch.float32, "highest")),
     "TF32": (on_a_gpu(torch.float32, "high"), on_a_gpu(torch.float32, "high")),
     "bfloat16": (on_a_gpu(torch.bfloat16, "high"), on_a_gpu(torch.float32, "high")),
@@ -132,7 +135,12 @@ def lowered(
         true = torch.cat([norms.squares for norms, _ in whole], 1).sum(1).clamp_min(0.0).sqrt()
         for kind, units in UNITS.items():
             counted = [
-                dataclasses.replace(norms, unit=norms.unit and units[conv]) for norms, conv in whole
+                dataclasses.replace(
+                    norms,
+                    unit=norms.unit and units[conv],
+                    inner=norms.inner if kind == CPU else 0,
+                )
+                for norms, conv in whole
             ]
             shares[kind].append(1.0 - true / bound(counted))
     recorder.close()
@@ -149,8 +157,9 @@ def measured(part: Part) -> tuple[Norms, bool]:
         squares = squared(part.each().flatten(1))
         return Norms.of(squares, part.spread(), UNITS["float32"][1], 2 * part.positions), True
     if isinstance(part, Outer) and gram.pays(*part.left.shape[1:], part.right.shape[2], GPU):
-        terms = part.left.shape[1]
-        return Norms(*gram.norms(part.left, part.right), UNITS["float32"][0], terms), False
+        norms = gram.norms(part.left, part.right)
+        terms, inner = part.left.shape[1], gram.inner(part.left)
+        return Norms(*norms, UNITS["float32"][0], terms, inner), False
     return part.norms(), False
 
 

@@ -16,7 +16,6 @@ from training import KEY, dataset, loader, model, private, weights
 from corrnoise.torch import Adam, PrivacyEngine
 from corrnoise.torch.captured import usual_size
 from corrnoise.torch.clipping.clipper import Clipper
-from corrnoise.torch.clipping.parts import Norms
 from corrnoise.torch.clipping.reference import clipped_sums
 
 
@@ -282,12 +281,11 @@ def test_a_loss_that_is_no_mean_over_examples_is_refused():
     assert engine.steps_released == 0
 
 
+@pytest.mark.usefixtures("all_digits")
 class TestWholeModels:
     """Whole models, small, against a loop over the examples."""
 
     def test_wide_resnet(self, monkeypatch):
-        # Factors are lower by what additions may cost, and all digits are compared without it.
-        monkeypatch.setattr(Norms, "lost", property(lambda self: self.unit))
         monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
         from step_models import wide_resnet
 

@@ -12,7 +12,7 @@ from training import KEY, dataset, loader, model, private, weights
 from corrnoise.torch import PrivacyEngine
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.convolution import Convolution
-from corrnoise.torch.clipping.parts import Factors, Norms
+from corrnoise.torch.clipping.parts import Factors
 from corrnoise.torch.clipping.reference import clipped_sums
 from corrnoise.torch.clipping.views import grouped
 
@@ -48,6 +48,7 @@ def compare(net, x, *, mean, size):
     return wanted, got
 
 
+@pytest.mark.usefixtures("all_digits")
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_are_those_of_the_loop_over_examples(name):
@@ -57,10 +58,9 @@ def test_sums_are_those_of_the_loop_over_examples(name):
     assert norm(a - b for a, b in zip(wanted, got, strict=True)) <= 1e-5 * norm(wanted)
 
 
+@pytest.mark.usefixtures("all_digits")
 @pytest.mark.parametrize("name", ["language model", "convolutions", "linear", "lstm"])
-def test_a_sum_as_loss_and_physical_batches_change_nothing(name, monkeypatch):
-    # Factors are lower by what additions may cost, and all digits are compared without it.
-    monkeypatch.setattr(Norms, "lost", property(lambda self: self.unit))
+def test_a_sum_as_loss_and_physical_batches_change_nothing(name):
     torch.manual_seed(1)
     net, x = MODELS[name]()
     wanted, got = compare(net, views_of(x), mean=False, size=2)
@@ -135,6 +135,7 @@ def run(views, *, data=None, workers=0, steps=6, step_function=False, **options)
     ],
     ids=lambda options: "-".join(map(str, options.values())) or "plain",
 )
+@pytest.mark.usefixtures("all_digits")
 def test_equal_views_are_one_view(options):
     once, _ = run(1, **options)
     often, seen = run(K, **options)

@@ -129,7 +129,10 @@ class Convolution(Part):
             spread = squared(left.flatten(1)) * squared(patches.flatten(1))
             found.append((squared(grads.flatten(1))[:, None], spread[:, None]))
         squares, spread = (torch.cat(some) for some in zip(*found, strict=True))
-        return self._counted(squares, spread, positions if by_gram else 2 * positions)
+        unit = convolution_unit(self._left)
+        if by_gram:
+            return Norms(squares, spread, unit, positions, gram.inner(self._left))
+        return Norms(squares, spread, unit, 2 * positions)
 
     def _fused(self) -> Norms:
         """By one kernel, which stores neither patches nor gradients."""
@@ -158,7 +161,8 @@ class Convolution(Part):
                 ROWS=tall, CHANNELS=wide, DEPTH=depth, PRECISION="ieee" if exact else "tf32",
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
-        return self._counted(found.view(len(left), -1), self.spread()[:, None], 2 * positions)
+        spread, unit = self.spread()[:, None], convolution_unit(left)
+        return Norms(found.view(len(left), -1), spread, unit, 2 * positions)
 
     def _stored(self, dtype: torch.dtype) -> Tensor:
         """Every example's gradient by one kernel, which stores no patches."""
@@ -217,9 +221,6 @@ class Convolution(Part):
             [False, True, False],
         )  # fmt: skip
         return found[1]
-
-    def _counted(self, squares: Tensor, spread: Tensor, terms: int) -> Norms:
-        return Norms(squares, spread, convolution_unit(self._left), terms)
 
     def _fits(self) -> bool:
         """Whether there are kernels for it."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from corrnoise._extras import has_triton
-from corrnoise.torch.clipping.products import precision, product
+from corrnoise.torch.clipping.products import BLOCK, precision, wide_product
 
 _TILE = 128
 
@@ -21,6 +21,14 @@ def pays(positions: int, rows: int, columns: int, left: Tensor) -> bool:
     """Whether Gram matrices are cheaper than the gradients themselves."""
     halved = 0.5 if left.is_cuda and positions > _TILE else 1.0
     return halved * positions * (rows + columns) < rows * columns
+
+
+def inner(left: Tensor) -> int:
+    """The products that are added in float32 for entries of both matrices, where they count.
+
+    On a GPU, where they are as many as rows and columns, their errors count as they occur.
+    """
+    return 0 if left.is_cuda else 2 * BLOCK
 
 
 def norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,12 +42,13 @@ def norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """
     if left.is_cuda and left.shape[1] >= 32 and has_triton():
         return _fused(left, right)
-    lefts = product(left, left.transpose(1, 2))
-    rights = product(right, right.transpose(1, 2))
+    lefts = wide_product(left, left.transpose(1, 2))
+    rights = wide_product(right, right.transpose(1, 2))
     # Many terms: in float64, as their sum in float32 could be too small.
     squares = torch.linalg.vecdot(lefts.flatten(1).double(), rights.flatten(1).double()).float()
     diagonals = lefts.diagonal(dim1=1, dim2=2) * rights.diagonal(dim1=1, dim2=2)
-    return squares[:, None], diagonals.clamp_min(0.0).sqrt().sum(1, keepdim=True).square()
+    lengths = diagonals.clamp_min(0.0).sqrt().sum(1, keepdim=True)
+    return squares[:, None], lengths.square().float()
 
 
 def _fused(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

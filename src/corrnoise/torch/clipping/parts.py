@@ -35,10 +35,11 @@ from corrnoise.torch.clipping.products import (
     scaled,
     squared,
     weighted_sum,
+    wide_product,
 )
 
-# Errors of additions in float32, as a share of R²: matrix units cut the sum at every few terms.
-_ADDITIONS, _ADDITIONS_CUT = 2.0**-23, 2.0**-15
+# Errors of squared norms as a share of R²: matrix units cut a sum at every few terms.
+_MISSED, _MISSED_CUT = 2.0**-23, 2.0**-15
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,19 @@ class Norms:
         unit: what the factors of products are rounded by.
         terms: how many products are added up for an entry of the gradient: in the sum, and in the
             norm as well where that is the norm of a gradient of its own.
+        inner: how many are added up for entries of Gram matrices, where the norm is made of these.
     """
 
     squares: Tensor
     spread: Tensor
     unit: float
     terms: int = 0
+    inner: int = 0
 
     @staticmethod
-    def of(squares: Tensor, spread: Tensor, unit: float, terms: int = 0) -> Norms:
+    def of(squares: Tensor, spread: Tensor, unit: float, terms: int = 0, inner: int = 0) -> Norms:
         """From vectors with a number for each example."""
-        return Norms(squares[:, None], spread[:, None], unit, terms)
+        return Norms(squares[:, None], spread[:, None], unit, terms, inner)
 
     @property
     def cut(self) -> bool:
@@ -81,6 +84,11 @@ class Norms:
         share = 2.0**-24 * self.terms
         return self.unit + (share / (1.0 - share) if share < 1.0 else math.inf)
 
+    @property
+    def missed(self) -> float:
+        """ω: what the squared norms are too small by, at most, as a share of R²."""
+        return _MISSED_CUT if self.cut else _MISSED + 2.0**-24 * self.inner
+
 
 def bound(norms: Sequence[Norms]) -> Tensor:
     """The most that the norm of what each example adds can be, over all parameters, in float64.
@@ -90,12 +98,12 @@ def bound(norms: Sequence[Norms]) -> Tensor:
     """
     squares = torch.cat([some.squares for some in norms], 1).sum(1, dtype=torch.float64)
     lost = torch.zeros_like(squares)
-    alike: dict[tuple[bool, float], list[Tensor]] = {}
+    alike: dict[tuple[float, float], list[Tensor]] = {}
     for some in norms:
-        alike.setdefault((some.cut, some.lost), []).append(some.spread)
-    for (cut, share), spreads in alike.items():
+        alike.setdefault((some.missed, some.lost), []).append(some.spread)
+    for (missed, share), spreads in alike.items():
         spread = torch.cat(spreads, 1).sum(1, dtype=torch.float64)
-        squares = squares + (_ADDITIONS_CUT if cut else _ADDITIONS) * spread
+        squares = squares + missed * spread
         lost = lost + share * share * spread
     return squares.clamp_min(0.0).sqrt() + lost.sqrt()
 
@@ -193,7 +201,7 @@ class Outer(Part):
             squares = squared(left[:, 0]) * squared(right[:, 0])
             return Norms.of(squares, squares, matmul_unit(left))
         if gram.pays(positions, rows, columns, left):
-            return Norms(*gram.norms(left, right), matmul_unit(left), positions)
+            return Norms(*gram.norms(left, right), matmul_unit(left), positions, gram.inner(left))
         # What is measured is what is added, with no further rounding of factors.
         self._grads = self.each()
         return Direct(self._grads).norms()
@@ -241,9 +249,10 @@ class Rows(Part):
         if positions == 1:
             return Norms.of(squared(self.values[:, 0]), spread, 0.0)
         equal = self.index[:, :, None] == self.index[:, None, :]
-        products = product(self.values, self.values.transpose(1, 2))
-        squares = (products * equal).sum((1, 2))
-        return Norms.of(squares, spread, matmul_unit(self.values), positions)
+        products = wide_product(self.values, self.values.transpose(1, 2))
+        squares = (products * equal).sum((1, 2), dtype=torch.float64).float()
+        inner = gram.inner(self.values)
+        return Norms.of(squares, spread, matmul_unit(self.values), positions, inner)
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
@@ -279,8 +288,8 @@ class Tied(Part):
             # (1 at index_t)·left_s is left_s[index_t]
             index = self.rows.index[:, None, :].expand(-1, left.shape[1], -1)
             met = left.float().gather(2, index)
-            products = product(right, self.rows.values.transpose(1, 2))
-        cross = (met * products).sum((1, 2))
+            products = wide_product(right, self.rows.values.transpose(1, 2))
+        cross = (met * products).sum((1, 2), dtype=torch.float64).float()
         lengths = _lengths(left) * _lengths(right)
         # (R + R')² is at most 2(R² + R'²)
         return Norms(
@@ -288,6 +297,7 @@ class Tied(Part):
             2.0 * torch.cat([table.spread, lengths.sum(1, keepdim=True).square()], 1),
             unit,
             self.rows.index.shape[1] + left.shape[1] + 1,
+            gram.inner(left),
         )
 
     def weighted(self, factors: Factors) -> Tensor:

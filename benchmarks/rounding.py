@@ -132,15 +132,15 @@ def lowered(
                 parts.setdefault(call.layer.params[name], []).append(part)
         with torch.no_grad():
             whole = [measured(together(some)) for some in parts.values()]
-        true = torch.cat([norms.squares for norms, _ in whole], 1).sum(1).clamp_min(0.0).sqrt()
+        true = torch.cat([norms.squares for norms, *_ in whole], 1).sum(1).clamp_min(0.0).sqrt()
         for kind, units in UNITS.items():
             counted = [
                 dataclasses.replace(
                     norms,
                     unit=norms.unit and units[conv],
-                    inner=norms.inner if kind == CPU else 0,
+                    inner=norms.inner if kind == CPU else inner,
                 )
-                for norms, conv in whole
+                for norms, conv, inner in whole
             ]
             shares[kind].append(1.0 - true / bound(counted))
     recorder.close()
@@ -151,16 +151,19 @@ def lowered(
     }
 
 
-def measured(part: Part) -> tuple[Norms, bool]:
-    """Norms and R as on a GPU, and whether they are of a convolution."""
+def measured(part: Part) -> tuple[Norms, bool, int]:
+    """Norms and R as on a GPU, whether they are of a convolution, and ``Norms.inner`` there."""
     if isinstance(part, Convolution):
         squares = squared(part.each().flatten(1))
-        return Norms.of(squares, part.spread(), UNITS["float32"][1], 2 * part.positions), True
+        norms = Norms.of(squares, part.spread(), UNITS["float32"][1], 2 * part.positions)
+        return norms, True, 0
     if isinstance(part, Outer) and gram.pays(*part.left.shape[1:], part.right.shape[2], GPU):
-        norms = gram.norms(part.left, part.right)
-        terms, inner = part.left.shape[1], gram.inner(part.left)
-        return Norms(*norms, UNITS["float32"][0], terms, inner), False
-    return part.norms(), False
+        left, right = part.left, part.right
+        inner = gram.inner(left, right)
+        norms = Norms(*gram.norms(left, right), UNITS["float32"][0], left.shape[1], inner)
+        return norms, False, left.shape[2] + right.shape[2] + 2 * gram.TILE
+    norms = part.norms()
+    return norms, False, norms.inner
 
 
 if __name__ == "__main__":

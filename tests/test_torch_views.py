@@ -12,7 +12,7 @@ from training import KEY, dataset, loader, model, private, weights
 from corrnoise.torch import PrivacyEngine
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.convolution import Convolution
-from corrnoise.torch.clipping.parts import Factors
+from corrnoise.torch.clipping.parts import Factors, Outer, Part
 from corrnoise.torch.clipping.reference import clipped_sums
 from corrnoise.torch.clipping.views import grouped
 
@@ -65,6 +65,35 @@ def test_a_sum_as_loss_and_physical_batches_change_nothing(name):
     net, x = MODELS[name]()
     wanted, got = compare(net, views_of(x), mean=False, size=2)
     assert norm(a - b for a, b in zip(wanted, got, strict=True)) <= 1e-5 * norm(wanted)
+
+
+class Own(Part):
+    """A part of the user's own, which knows nothing of views."""
+
+    def __init__(self, part):
+        self._part = part
+
+    def each(self):
+        return self._part.each()
+
+    def norms(self):
+        return self._part.norms()
+
+    def weighted(self, factors):
+        return self._part.weighted(factors)
+
+
+def test_a_part_of_the_users_own_is_grouped_by_its_gradients():
+    torch.manual_seed(3)
+    left, right = torch.randn(2 * K, 3, 40), torch.randn(2 * K, 3, 40)
+    part = Outer(left, right, torch.Size([40, 40]))
+    wanted, found = grouped(part, K), grouped(Own(part), K)
+    a, b = wanted.norms(), found.norms()
+    assert torch.allclose(a.squares.sum(1).float(), b.squares.sum(1), rtol=1e-4)
+    assert (b.spread.sum(1) >= 0.999 * a.spread.sum(1)).all()
+    assert b.terms == 2 * K * part.norms().terms
+    factors = Factors(torch.tensor([0.3, 2.0]))
+    assert torch.allclose(found.weighted(factors), wanted.weighted(factors), atol=1e-3)
 
 
 @pytest.mark.parametrize("weight", ["kept", "large"])

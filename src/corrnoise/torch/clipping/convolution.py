@@ -18,9 +18,11 @@ from corrnoise.torch.clipping.parts import Factors, Norms, Part
 from corrnoise.torch.clipping.products import (
     convolution_unit,
     cudnn_rounds,
+    is_cut,
     product,
     scaled,
     squared,
+    squared_product,
     weighted_sum,
 )
 
@@ -105,34 +107,32 @@ class Convolution(Part):
 
     def norms(self) -> Norms:
         """For each example, by whichever way is cheaper at these sizes."""
-        if self._fits() and self._views == 1:
+        unit, size = convolution_unit(self._left), self._inputs[0].numel()
+        # In float32 additions over many positions count, unless the gradient is kept.
+        if self._fits() and self._views == 1 and (is_cut(unit) or math.prod(self.shape) > size):
             return self._fused()
         rows, columns = self.shape[0] // self._geometry.groups, math.prod(self.shape[1:])
         positions = self.positions
-        found: list[tuple[Tensor, Tensor]] = []
+        found: list[tuple[Tensor, ...]] = []
         by_gram = not self._fits() and gram.pays(positions, rows, columns, self._left)
-        most = _KEPT.get(self._left.device.type, 4) * self._views * self._inputs[0].numel()
+        most = _KEPT.get(self._left.device.type, 4) * self._views * size
         if not by_gram and math.prod(self.shape) <= most:
             # What is measured is what is added, with no further rounding of factors.
             self._kept = self.stored()
             squares = squared(self._kept)
             return Norms.of(squares, squares, 0.0)
+        terms, inner = positions if by_gram else 2 * positions, 0
         for left, patches in self._pieces():
             if by_gram:
-                squares, spread = gram.norms(
-                    left.flatten(0, 1).transpose(1, 2), patches.flatten(0, 1).transpose(1, 2)
-                )
-                shape = (len(left), -1)
-                found.append((squares.reshape(shape), spread.reshape(shape)))
+                factors = [each.flatten(0, 1).transpose(1, 2) for each in (left, patches)]
+                inner = gram.inner(*factors)
+                found.append(tuple(part.reshape(len(left), -1) for part in gram.norms(*factors)))
                 continue
-            grads = _grads(left, patches)
-            spread = squared(left.flatten(1)) * squared(patches.flatten(1))
-            found.append((squared(grads.flatten(1))[:, None], spread[:, None]))
+            squares = squared(_grads(left, patches).flatten(1))
+            spread = squared_product(left.flatten(1), patches.flatten(1))
+            found.append((squares[:, None], spread[:, None]))
         squares, spread = (torch.cat(some) for some in zip(*found, strict=True))
-        unit = convolution_unit(self._left)
-        if by_gram:
-            return Norms(squares, spread, unit, positions, gram.inner(self._left))
-        return Norms(squares, spread, unit, 2 * positions)
+        return Norms(squares, spread, unit, terms, inner)
 
     def _fused(self) -> Norms:
         """By one kernel, which stores neither patches nor gradients."""
@@ -202,7 +202,7 @@ class Convolution(Part):
         A pixel is in at most as many patches as the kernel has entries.
         """
         entries = math.prod(self.shape[2:])
-        return squared(self._left) * squared(self._inputs) * entries
+        return squared_product(self._left, self._inputs) * entries
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""

@@ -14,21 +14,21 @@ from torch import Tensor
 from corrnoise._extras import has_triton
 from corrnoise.torch.clipping.products import BLOCK, precision, wide_product
 
-_TILE = 128
+TILE = 128
 
 
 def pays(positions: int, rows: int, columns: int, left: Tensor) -> bool:
     """Whether Gram matrices are cheaper than the gradients themselves."""
-    halved = 0.5 if left.is_cuda and positions > _TILE else 1.0
+    halved = 0.5 if left.is_cuda and positions > TILE else 1.0
     return halved * positions * (rows + columns) < rows * columns
 
 
-def inner(left: Tensor) -> int:
-    """The products that are added in float32 for entries of both matrices, where they count.
+def inner(left: Tensor, right: Tensor) -> int:
+    """How many additions in float32 an entry of one matrix times one of the other takes, at most.
 
-    On a GPU, where they are as many as rows and columns, their errors count as they occur.
+    The kernel adds all rows and columns up in float32, and the entries of a tile.
     """
-    return 0 if left.is_cuda else 2 * BLOCK
+    return left.shape[2] + right.shape[2] + 2 * TILE if _fits(left) else 2 * BLOCK
 
 
 def norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,15 +40,31 @@ def norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         left: (examples, positions, rows).
         right: (examples, positions, columns), of the same type.
     """
-    if left.is_cuda and left.shape[1] >= 32 and has_triton():
+    if _fits(left):
         return _fused(left, right)
-    lefts = wide_product(left, left.transpose(1, 2))
-    rights = wide_product(right, right.transpose(1, 2))
+    lefts, rights = (wide_product(each, each.transpose(1, 2)) for each in (left, right))
+    for each, matrix in ((left, lefts), (right, rights)):
+        matrix.diagonal(dim1=1, dim2=2).add_(_lift(each))
     # Many terms: in float64, as their sum in float32 could be too small.
     squares = torch.linalg.vecdot(lefts.flatten(1).double(), rights.flatten(1).double()).float()
     diagonals = lefts.diagonal(dim1=1, dim2=2) * rights.diagonal(dim1=1, dim2=2)
     lengths = diagonals.clamp_min(0.0).sqrt().sum(1, keepdim=True)
     return squares[:, None], lengths.square().float()
+
+
+def _fits(left: Tensor) -> bool:
+    """Whether the kernel makes them."""
+    return left.is_cuda and left.shape[1] >= 32 and has_triton()
+
+
+def _lift(factor: Tensor) -> float:
+    """What is added to the diagonal of a Gram matrix, for products that are lost below 2⁻¹²⁶.
+
+    They change an entry by at most 2⁻¹²⁶ for each element of a row, and the other matrix may be
+    large: with T on the diagonal, T·Σ_t ‖r_t‖² is at least (Σ_t ‖r_t‖)². Twice that is for what
+    else is multiplied by such entries.
+    """
+    return 2.0**-125 * factor.shape[1] * factor.shape[2]
 
 
 def _fused(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +73,7 @@ def _fused(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     examples, positions, rows = left.shape
     columns = right.shape[2]
     left, right = _rowwise(left), _rowwise(right)
-    tiles = -(-positions // _TILE)
+    tiles = -(-positions // TILE)
     pairs = tiles * (tiles + 1) // 2
     squares = torch.empty(examples, pairs, device=left.device, dtype=torch.float32)
     one = pairs == 1
@@ -70,7 +86,8 @@ def _fused(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         kernel[(pairs, examples)](
             left, right, squares, spread, positions, rows, columns,
             left.stride(0), left.stride(1), right.stride(0), right.stride(1), pairs,
-            TILE=_TILE, DEPTH=32 if wide else 64, PRECISION="ieee" if exact else "tf32",
+            _lift(left), _lift(right),
+            TILE=TILE, DEPTH=32 if wide else 64, PRECISION="ieee" if exact else "tf32",
             SQUARED=one, num_warps=8, num_stages=3,
         )  # fmt: skip
     return squares, spread if one else spread.sum(1, keepdim=True).square()

@@ -33,7 +33,7 @@ def _tile(
 @triton.jit
 def gram(  # noqa: D103
     left, right, squares, spread, positions, rows, columns,
-    left_example, left_position, right_example, right_position, pairs,
+    left_example, left_position, right_example, right_position, pairs, left_lift, right_lift,
     TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr, SQUARED: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0)
@@ -52,13 +52,16 @@ def gram(  # noqa: D103
         right + example * right_example, right_position, low, other, positions, columns,
         TILE, DEPTH, PRECISION,
     )  # fmt: skip
+    rank = tl.arange(0, TILE)
+    diagonal = (rank[:, None] == rank[None, :]) & (i == j)
+    lefts = tl.where(diagonal, lefts + left_lift, lefts)
+    rights = tl.where(diagonal, rights + right_lift, rights)
     met = lefts * rights
     total = tl.sum(tl.sum(met, 1), 0)
     at = example * pairs + pair
     if i == j:
-        rank = tl.arange(0, TILE)
-        diagonal = tl.sum(tl.where(rank[:, None] == rank[None, :], met, 0.0), 1)
-        length = tl.sum(tl.sqrt(tl.maximum(diagonal, 0.0)), 0)
+        lengths = tl.sqrt(tl.maximum(tl.sum(tl.where(diagonal, met, 0.0), 1), 0.0))
+        length = tl.sum(lengths, 0)
         tl.store(spread + at, length * length if SQUARED else length)
     else:
         total *= 2.0

@@ -18,7 +18,6 @@ R as well as the norm. In float32 the additions over positions count in u too.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,11 +28,14 @@ from torch import Tensor
 
 from corrnoise.torch.clipping import gram
 from corrnoise.torch.clipping.products import (
+    BLOCK,
     full_precision,
+    is_cut,
     matmul_unit,
     product,
     scaled,
     squared,
+    squared_product,
     weighted_sum,
     wide_product,
 )
@@ -52,7 +54,8 @@ class Norms:
         unit: what the factors of products are rounded by.
         terms: how many products are added up for an entry of the gradient: in the sum, and in the
             norm as well where that is the norm of a gradient of its own.
-        inner: how many are added up for entries of Gram matrices, where the norm is made of these.
+        inner: how many additions an entry of one Gram matrix times one of the other takes, where
+            the norm is made of these.
     """
 
     squares: Tensor
@@ -69,7 +72,7 @@ class Norms:
     @property
     def cut(self) -> bool:
         """Whether matrix units make the products."""
-        return self.unit > 2.0**-20
+        return is_cut(self.unit)
 
     @property
     def lost(self) -> float:
@@ -78,16 +81,31 @@ class Norms:
         In float32 a sum of T products errs by at most T·2⁻²⁴/(1 - T·2⁻²⁴) of the sum of their
         absolute values, in any order (Higham, "Accuracy and stability of numerical algorithms",
         2002, section 3.1).
+
+        Raises:
+            ValueError: a sum has so many terms that float32 tells nothing of it.
         """
         if self.cut:
             return self.unit
         share = 2.0**-24 * self.terms
-        return self.unit + (share / (1.0 - share) if share < 1.0 else math.inf)
+        if share >= 0.5:
+            raise ValueError(
+                f"an example must have fewer than 2^22 positions in a layer, got {self.terms} "
+                "additions in float32, whose errors could not be told from gradients: make "
+                "pictures smaller or texts shorter. Nothing was released"
+            )
+        return self.unit + share / (1.0 - share)
 
     @property
     def missed(self) -> float:
-        """ω: what the squared norms are too small by, at most, as a share of R²."""
-        return _MISSED_CUT if self.cut else _MISSED + 2.0**-24 * self.inner
+        """ω: what the squared norms are too small by, at most, as a share of R².
+
+        In float32 every addition counts. That matrix units add 8 products or more at a time, with
+        an error of 2⁻²³, is an assumption.
+        """
+        if self.cut:
+            return _MISSED_CUT * max(1.0, self.inner / 2048.0)
+        return _MISSED + 2.0**-24 * self.inner / (1.0 - 2.0**-24 * self.inner)
 
 
 def bound(norms: Sequence[Norms]) -> Tensor:
@@ -104,7 +122,8 @@ def bound(norms: Sequence[Norms]) -> Tensor:
     for (missed, share), spreads in alike.items():
         spread = torch.cat(spreads, 1).sum(1, dtype=torch.float64)
         squares = squares + missed * spread
-        lost = lost + share * share * spread
+        if share > 0.0:  # where it is 0, R may be infinite
+            lost = lost + share * share * spread
     return squares.clamp_min(0.0).sqrt() + lost.sqrt()
 
 
@@ -198,10 +217,11 @@ class Outer(Part):
         _, positions, rows = left.shape
         columns = right.shape[2]
         if positions == 1:
-            squares = squared(left[:, 0]) * squared(right[:, 0])
+            squares = squared_product(left[:, 0], right[:, 0])
             return Norms.of(squares, squares, matmul_unit(left))
         if gram.pays(positions, rows, columns, left):
-            return Norms(*gram.norms(left, right), matmul_unit(left), positions, gram.inner(left))
+            unit, inner = matmul_unit(left), gram.inner(left, right)
+            return Norms(*gram.norms(left, right), unit, positions, inner)
         # What is measured is what is added, with no further rounding of factors.
         self._grads = self.each()
         return Direct(self._grads).norms()
@@ -251,8 +271,7 @@ class Rows(Part):
         equal = self.index[:, :, None] == self.index[:, None, :]
         products = wide_product(self.values, self.values.transpose(1, 2))
         squares = (products * equal).sum((1, 2), dtype=torch.float64).float()
-        inner = gram.inner(self.values)
-        return Norms.of(squares, spread, matmul_unit(self.values), positions, inner)
+        return Norms.of(squares, spread, matmul_unit(self.values), positions, BLOCK)
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
@@ -284,7 +303,7 @@ class Tied(Part):
         left, right = self.outer.left, self.outer.right
         unit = matmul_unit(left)  # of the sums, which are rounded
         with full_precision():
-            table, weight = self.rows.norms(), self.outer.norms()
+            table, (weight, _) = self.rows.norms(), gram.norms(left, right)
             # (1 at index_t)·left_s is left_s[index_t]
             index = self.rows.index[:, None, :].expand(-1, left.shape[1], -1)
             met = left.float().gather(2, index)
@@ -293,11 +312,11 @@ class Tied(Part):
         lengths = _lengths(left) * _lengths(right)
         # (R + R')² is at most 2(R² + R'²)
         return Norms(
-            torch.cat([table.squares, weight.squares, 2.0 * cross[:, None]], 1),
+            torch.cat([table.squares, weight, 2.0 * cross[:, None]], 1),
             2.0 * torch.cat([table.spread, lengths.sum(1, keepdim=True).square()], 1),
             unit,
             self.rows.index.shape[1] + left.shape[1] + 1,
-            gram.inner(left),
+            gram.inner(left, right),
         )
 
     def weighted(self, factors: Factors) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from corrnoise._extras import has_triton
 
 _ADDED = 16  # squares that are added in float32
-BLOCK = 128  # products that are added in float32 for norms on the CPU
+BLOCK = 128  # products that are added in float32 for norms
 _UP = 1.0 + 2.0**-19  # for the rounding of their sums
 # What ``scaled`` rounds by, for factors that matrix units take as they are.
 _UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-22}
@@ -42,6 +43,17 @@ def squared(rows: Tensor) -> Tensor:
     return (norm.square() * _UP).float()
 
 
+def squared_product(left: Tensor, right: Tensor) -> Tensor:
+    """At least the product of the squared norms of each row of both, in float64.
+
+    Squares below 2⁻¹²⁶ are lost in float32, and the other factor may be long.
+    """
+    lengths = [
+        squared(rows).double() + 2.0**-126 * math.prod(rows.shape[1:]) for rows in (left, right)
+    ]
+    return lengths[0] * lengths[1]
+
+
 def launch_squares(rows: Tensor) -> Tensor:
     """``squared`` of the rows of a matrix by one kernel."""
     from corrnoise.torch.clipping.sum_kernel import squares
@@ -69,18 +81,16 @@ def _in_memory_order(rows: Tensor) -> tuple[Tensor, list[int]]:
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """A product of matrices for norms: as ``product`` on a GPU, and more exact on the CPU.
+    """A product of matrices for norms, whose sums of ``BLOCK`` products are added up in float64.
 
-    There sums of ``BLOCK`` products are added up in float64: one sum in float32 of thousands of
-    equal numbers can miss a share of 10⁻⁵.
+    One sum in float32 of thousands of equal numbers can miss a share of 10⁻⁵.
 
     Args:
         left: (examples, rows, width).
         right: (examples, width, columns).
     """
-    if left.is_cuda:
-        return product(left, right)
-    found = torch.zeros(*left.shape[:2], right.shape[2], dtype=torch.float64)
+    shape = (*left.shape[:2], right.shape[2])
+    found = torch.zeros(shape, dtype=torch.float64, device=left.device)
     for start in range(0, left.shape[2], BLOCK):
         some = slice(start, start + BLOCK)
         found += product(left[:, :, some], right[:, some])
@@ -185,6 +195,11 @@ def unit(factor: Tensor, precision: str) -> float:
     if precision == "highest":  # on the CPU products of all types are made in float32
         return _UNITS[torch.float32]
     return _TF32 if factor.is_cuda and precision == "high" else _CUT_TO_BFLOAT16
+
+
+def is_cut(unit: float) -> bool:
+    """Whether matrix units make the products that have this unit."""
+    return unit > 2.0**-20
 
 
 def matmul_unit(factor: Tensor) -> float:

@@ -64,7 +64,10 @@ def test_no_example_exceeds_the_clip_norm(mode, kind, clip):
 @pytest.mark.filterwarnings("ignore:noise_multiplier=0 adds no noise")
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "one_pass"])
 def test_equal_gradients_of_a_large_float32_layer_stay_within_the_clip_norm(mode):
-    """Opacus's norm of 590,000 equal numbers is too small by a share of 2·10⁻⁴ on the CPU."""
+    """Opacus's norm of 590,000 equal numbers is too small by a share of 2·10⁻⁴ on the CPU.
+
+    In one pass 144 additions over positions count, and 256 of Gram matrices: 17 units of 10⁻⁶.
+    """
     net, x = nn.Conv2d(256, 256, 3, bias=False), torch.full((2, 256, 14, 14), 0.1)
     before = net.weight.detach().clone()
     made, optimizer, batches = PrivacyEngine().make_private(
@@ -81,7 +84,8 @@ def test_equal_gradients_of_a_large_float32_layer_stay_within_the_clip_norm(mode
     (first,) = next(iter(batches))
     (1e3 * made(first)).sum().backward()
     optimizer.step()
-    assert 1.0 - 1e-5 < float((net.weight.detach() - before).double().norm()) <= 1.0
+    least = 1.0 - (3e-5 if mode == "one_pass" else 1e-5)
+    assert least < float((net.weight.detach() - before).double().norm()) <= 1.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -203,3 +207,42 @@ def test_a_factor_that_float32_can_hardly_hold_counts_as_zero():
         assert float((grads.double() * factors.double()[:, None]).norm()) <= 2.0**-12
     usual = torch.full((1, 4), 2.0**80, dtype=torch.bfloat16)
     assert float(clip_factors([usual], 1.0)) == pytest.approx(2.0**-81)
+
+
+class Opposite(nn.Module):
+    """A linear layer at two positions, whose gradients cancel but for a small share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+        self.back = torch.tensor([1004.1972, -1003.2792])[:, None]
+
+    def forward(self, x):
+        return (self.linear(x) * self.back).sum((1, 2))[:, None]
+
+
+@pytest.mark.parametrize("mode", ["ghost", "one_pass", "hooks"])
+def test_gradients_that_cancel_do_not_exceed_the_clip_norm_in_any_mode(mode):
+    """Opacus's own norms of ghost clipping are 0 for some of these, whose gradients are not."""
+    torch.manual_seed(0)
+    x = (1.0 + torch.rand(40, 1, 1)).expand(40, 2, 64).contiguous()
+    batches = DataLoader(TensorDataset(x, 10.0 * torch.randn(40, 1)), batch_size=1)
+    options = {"grad_sample_mode": mode, "criterion": nn.MSELoss()}
+    engine = PrivacyEngine(key=KEY)
+    made = private(engine, net=Opposite(), data_loader=batches, epochs=1, **options)
+    criterion = made[2] if mode == "ghost" else nn.MSELoss()
+    norms = []
+    record = engine._setup.step.ledger.record
+
+    def seeing(step, digest):
+        parts = engine._setup.step.sums.gradients()
+        norms.append(float(torch.cat([part.double().reshape(-1) for part in parts]).norm()))
+        record(step, digest)
+
+    engine._setup.step.ledger.record = seeing
+    for x, y in made[-1]:
+        made[1].zero_grad()
+        criterion(made[0](x), y).backward()
+        made[1].step()
+    assert len(norms) == 40
+    assert max(norms) <= 1.0

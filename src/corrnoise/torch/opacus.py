@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
+from corrnoise.torch.clipping.ghost import linear_norms
 from corrnoise.torch.empty_batches import WithEmpty, WithStandIn
 from corrnoise.torch.finite import clear_, finite_rows, looks_free
 from corrnoise.torch.grid_sums import MOST_EXAMPLES, grid, grid_sum
@@ -443,6 +444,9 @@ def wrap(
         wrap_model=options.wrap_model,
     )
     wrapped, private = returned[0], returned[1]
+    samplers = getattr(wrapped, "NORM_SAMPLERS", None)
+    if samplers is not None and options.noise_generator is None:  # else bit for bit as Opacus
+        wrapped.NORM_SAMPLERS = {**samplers, nn.Linear: linear_norms}
     if not options.joins:
         wrapped.forbid_grad_accumulation()
     private.attach_step_hook(lambda _: None)  # the step counts, not Opacus's accountant

@@ -62,8 +62,8 @@ def test_many_processes_train_as_one_does(tmp_path, kind, world, mechanism):
     for rank in found:
         # The gradients of 10 examples are summed in another order: a few units of float32. Adam
         # divides by what is left of differences, which enlarges them; pooling the second moments
-        # of a rank alone would err by 0.02 and more. Norms of ghost clipping are bounds, above those
-        # of one process by shares of 2e-5, and the weights move by less than 1.
+        # of a rank alone would err by 0.02 and more. Norms of ghost clipping are bounds, which are
+        # above those of one process by shares of 2e-5, and the weights move by less than 1.
         ghost = kind in ("ddp-ghost", "fsdp")
         atol = 5e-4 if "adamw" in kind else 2e-5 if ghost else 2e-6
         assert torch.allclose(rank["weights"], single, rtol=0, atol=atol)

@@ -20,7 +20,7 @@ _UP = 1.0 + 2.0**-16
 
 def linear_norms(
     layer: nn.Linear, activations: list[Tensor], backprops: Tensor
-) -> dict[nn.Parameter, Tensor]:
+) -> dict[Tensor, Tensor]:
     """Bounds of the norms of each example's gradients, for each trained parameter of the layer.
 
     They have the type of the gradients, so that other types than float32 can be told and refused.
@@ -32,11 +32,12 @@ def linear_norms(
     """
     left = backprops.flatten(1, -2) if backprops.dim() > 2 else backprops[:, None]
     right = activations[0].to(left.dtype).reshape(*left.shape[:2], activations[0].shape[-1])
-    found: dict[nn.Parameter, Tensor] = {}
+    found: dict[Tensor, Tensor] = {}
     if layer.weight.requires_grad:
         found[layer.weight] = _bound(left, right)
-    if isinstance(layer.bias, nn.Parameter) and layer.bias.requires_grad:
-        found[layer.bias] = _bound(left, torch.ones_like(left[..., :1]))
+    bias: Tensor | None = layer.bias
+    if bias is not None and bias.requires_grad:
+        found[bias] = _bound(left, torch.ones_like(left[..., :1]))
     return found
 
 

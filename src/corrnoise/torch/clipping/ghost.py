@@ -7,6 +7,8 @@ gradient is many times longer than the clip norm. These are bounds of it instead
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -35,7 +37,7 @@ def linear_norms(
     found: dict[Tensor, Tensor] = {}
     if layer.weight.requires_grad:
         found[layer.weight] = _bound(left, right)
-    bias: Tensor | None = layer.bias
+    bias: Any = layer.bias
     if bias is not None and bias.requires_grad:
         found[bias] = _bound(left, torch.ones_like(left[..., :1]))
     return found

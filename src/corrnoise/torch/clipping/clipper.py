@@ -28,8 +28,9 @@ class Clipper:
     Every example's gradient is clipped to the norm ``clip_norm`` and added up, batch by batch,
     until ``drop``. The loss must be a mean or a sum over the examples.
 
-    Guarantees: what one example adds to the sums has a norm of at most ``clip_norm``, rounding of
-    the factors of products included.
+    Guarantees: what one example adds to the sums has a norm of at most ``clip_norm``, all rounding
+    in float32 included; where matrix units make products, under the assumptions on them of
+    docs/proofs/clipping.md.
 
     Args:
         model: of which every trained parameter belongs to a layer.

@@ -45,8 +45,7 @@ def norms(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     lefts, rights = (wide_product(each, each.transpose(1, 2)) for each in (left, right))
     for each, matrix in ((left, lefts), (right, rights)):
         matrix.diagonal(dim1=1, dim2=2).add_(_lift(each))
-    # Many terms: in float64, as their sum in float32 could be too small.
-    squares = torch.linalg.vecdot(lefts.flatten(1).double(), rights.flatten(1).double()).float()
+    squares = torch.linalg.vecdot(lefts.flatten(1), rights.flatten(1)).float()
     diagonals = lefts.diagonal(dim1=1, dim2=2) * rights.diagonal(dim1=1, dim2=2)
     lengths = diagonals.clamp_min(0.0).sqrt().sum(1, keepdim=True)
     return squares[:, None], lengths.square().float()

@@ -6,8 +6,8 @@ Clip factors are made from norm + u·R, with the unit u of the products and R of
 they are made of; without rounding they would be made from the norm. For each model this prints by
 which share the factors are lower, 1 - norm/(norm + u·R), for the median and the worst of some
 examples. Models are randomly initialised, as wide as usual and less deep, and inputs are random.
-Norms and R are those of float32 factors, made in the way that a GPU takes; the units are a GPU's,
-which are the CPU's in float32, where additions in Gram matrices count at their worst.
+Norms and R are those of float32 factors, made in the way that a GPU takes; what is rounded is what
+an H200 rounds, and in float32 also what a CPU does. Additions count at their worst.
 benchmarks/rounding.json is written; --table prints it, or another such file, and computes nothing.
 """
 
@@ -32,8 +32,9 @@ from corrnoise.apps import models
 from corrnoise.torch.clipping import gram
 from corrnoise.torch.clipping.convolution import Convolution
 from corrnoise.torch.clipping.parts import Norms, Outer, Part, bound, together
-from corrnoise.torch.clipping.products import squared, unit
+from corrnoise.torch.clipping.products import squared
 from corrnoise.torch.clipping.recorder import Recorder
+from corrnoise.torch.clipping.rounding import EXACT, SUMS, Rounding, unit
 from rounding_table import about, table
 from step_models import Classifier, Language, wide_resnet
 
@@ -46,15 +47,16 @@ GPT = {
 }  # fmt: skip
 
 
-def on_a_gpu(kind: torch.dtype, precision: str) -> float:
-    """The unit of products of a type."""
+def on_a_gpu(kind: torch.dtype, precision: str) -> Rounding:
+    """Of products of a type, on Hopper."""
     factor: Any = SimpleNamespace(is_cuda=True, dtype=kind)
-    return unit(factor, precision)
+    found = Rounding(unit(factor, precision))
+    return dataclasses.replace(found, sums=SUMS[9]) if found.cut else found
 
 
 CPU = "float32 on the CPU"
-# The units of matrix products, and of convolutions, whose sums are float32 in any case.
-UNITS = {
+# Of matrix products, and of convolutions, whose sums are float32 in any case.
+KINDS = {
     CPU: (on_a_gpu(torch.float32, "highest"), on_a_gpu(torch.float32, "highest")),
     "float32": (on_a_gpu(torch.float32, "highest"), on_a_gpu(torch.float32, "highest")),
     "TF32": (on_a_gpu(torch.float32, "high"), on_a_gpu(torch.float32, "high")),
@@ -123,7 +125,7 @@ def lowered(
     torch.manual_seed(0)
     model = build().eval()
     recorder = Recorder(model, list(model.parameters()), probe=False)
-    shares: dict[str, list[Tensor]] = {kind: [] for kind in UNITS}
+    shares: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
     for batch in inputs(count).split(at_once):
         loss(model(batch), batch).backward()
         parts: dict[nn.Parameter, list[Part]] = {}
@@ -133,11 +135,11 @@ def lowered(
         with torch.no_grad():
             whole = [measured(together(some)) for some in parts.values()]
         true = torch.cat([norms.squares for norms, *_ in whole], 1).sum(1).clamp_min(0.0).sqrt()
-        for kind, units in UNITS.items():
+        for kind, ways in KINDS.items():
             counted = [
                 dataclasses.replace(
                     norms,
-                    unit=norms.unit and units[conv],
+                    rounding=EXACT if norms.rounding == EXACT else ways[conv],
                     inner=norms.inner if kind == CPU else inner,
                 )
                 for norms, conv, inner in whole
@@ -155,12 +157,12 @@ def measured(part: Part) -> tuple[Norms, bool, int]:
     """Norms and R as on a GPU, whether they are of a convolution, and ``Norms.inner`` there."""
     if isinstance(part, Convolution):
         squares = squared(part.each().flatten(1))
-        norms = Norms.of(squares, part.spread(), UNITS["float32"][1], 2 * part.positions)
+        norms = Norms.of(squares, part.spread(), KINDS["float32"][1], 2 * part.positions)
         return norms, True, 0
     if isinstance(part, Outer) and gram.pays(*part.left.shape[1:], part.right.shape[2], GPU):
         left, right = part.left, part.right
         inner = gram.inner(left, right)
-        norms = Norms(*gram.norms(left, right), UNITS["float32"][0], left.shape[1], inner)
+        norms = Norms(*gram.norms(left, right), KINDS["float32"][0], left.shape[1], inner)
         return norms, False, left.shape[2] + right.shape[2] + 2 * gram.TILE
     norms = part.norms()
     return norms, False, norms.inner

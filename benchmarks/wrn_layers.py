@@ -25,6 +25,7 @@ from corrnoise.torch.clipping import handlers
 from corrnoise.torch.clipping.convolution import Convolution
 from corrnoise.torch.clipping.parts import Direct, Factors, Norms, Part
 from corrnoise.torch.clipping.products import full_precision, weighted_sum
+from corrnoise.torch.clipping.rounding import EXACT
 from wrn_norm import ReluNorm
 
 _LEAST = 1e-4  # of s², as in De et al. (2022)
@@ -141,7 +142,7 @@ class _Weight(Part):
         left = ((1.0 + _SLACK) * squares - left_out).clamp_min(0.0)
         left = torch.where(squares.isfinite(), left, torch.inf)
         squares = left * self._scales.square()
-        return Norms(squares, squares, 0.0)
+        return Norms(squares, squares, EXACT)
 
     def weighted(self, factors: Factors) -> Tensor:
         assert self._kept is not None

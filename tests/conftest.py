@@ -25,7 +25,7 @@ def all_digits(monkeypatch):
     """Sums that can be compared in all digits: clip factors count no additions at their worst."""
     from corrnoise.torch.clipping.parts import Norms
 
-    monkeypatch.setattr(Norms, "lost", property(lambda self: self.unit))
+    monkeypatch.setattr(Norms, "lost", property(lambda self: self.rounding.factors))
     monkeypatch.setattr(Norms, "missed", 2.0**-23)
 
 

@@ -133,3 +133,21 @@ def exact_release(key, weights, *, stream, step, index, value, scale, grid):
             z = real_normal(key, stream=stream, step=step - back, index=index)
             noise += mpmath.mpf(float(weight)) * z
         return int(mpmath.nint((mpmath.mpf(value) + mpmath.mpf(scale) * noise) / mpmath.mpf(grid)))
+
+
+def matrix_unit_sum(products, at_once, extra_bits):
+    """A sum as matrix units make it, which is a little too small, towards 0.
+
+    Some products at a time, and the sum so far, are cut to the bits of the largest of them as
+    float32 has them, and to some more; then added exactly, and the sum is cut to float32. Products
+    have up to 24 bits. By Khattak and Mikaitis, "Accurate models of NVIDIA tensor cores" (2025).
+    """
+    total = 0.0
+    for start in range(0, len(products), at_once):
+        terms = np.append(products[start : start + at_once], total)
+        largest = np.frexp(np.abs(terms).max())[1] - 1
+        step = 2.0 ** (largest - 23 - extra_bits)
+        found = np.trunc(terms / step).sum() * step  # whole numbers, exact in float64
+        step = 2.0 ** (np.frexp(abs(found))[1] - 24)
+        total = float(np.trunc(found / step) * step)
+    return total

@@ -16,15 +16,14 @@ from corrnoise._extras import has_triton
 from corrnoise.torch.clipping import gram
 from corrnoise.torch.clipping.parts import Factors, Norms, Part
 from corrnoise.torch.clipping.products import (
-    convolution_unit,
     cudnn_rounds,
-    is_cut,
     product,
     scaled,
     squared,
     squared_product,
     weighted_sum,
 )
+from corrnoise.torch.clipping.rounding import EXACT, convolution_rounding
 
 _CHUNK = {"cuda": 1 << 27, "cpu": 1 << 21}  # elements of patches that are made at once
 # Gradients of single examples are kept that have at most so many times the elements of the inputs.
@@ -107,9 +106,9 @@ class Convolution(Part):
 
     def norms(self) -> Norms:
         """For each example, by whichever way is cheaper at these sizes."""
-        unit, size = convolution_unit(self._left), self._inputs[0].numel()
+        rounding, size = convolution_rounding(self._left), self._inputs[0].numel()
         # In float32 additions over many positions count, unless the gradient is kept.
-        if self._fits() and self._views == 1 and (is_cut(unit) or math.prod(self.shape) > size):
+        if self._fits() and self._views == 1 and (rounding.cut or math.prod(self.shape) > size):
             return self._fused()
         rows, columns = self.shape[0] // self._geometry.groups, math.prod(self.shape[1:])
         positions = self.positions
@@ -120,7 +119,7 @@ class Convolution(Part):
             # What is measured is what is added, with no further rounding of factors.
             self._kept = self.stored()
             squares = squared(self._kept)
-            return Norms.of(squares, squares, 0.0)
+            return Norms.of(squares, squares, EXACT)
         terms, inner = positions if by_gram else 2 * positions, 0
         for left, patches in self._pieces():
             if by_gram:
@@ -132,7 +131,7 @@ class Convolution(Part):
             spread = squared_product(left.flatten(1), patches.flatten(1))
             found.append((squares[:, None], spread[:, None]))
         squares, spread = (torch.cat(some) for some in zip(*found, strict=True))
-        return Norms(squares, spread, unit, terms, inner)
+        return Norms(squares, spread, rounding, terms, inner)
 
     def _fused(self) -> Norms:
         """By one kernel, which stores neither patches nor gradients."""
@@ -161,8 +160,8 @@ class Convolution(Part):
                 ROWS=tall, CHANNELS=wide, DEPTH=depth, PRECISION="ieee" if exact else "tf32",
                 num_warps=warps, num_stages=stages,
             )  # fmt: skip
-        spread, unit = self.spread()[:, None], convolution_unit(left)
-        return Norms(found.view(len(left), -1), spread, unit, 2 * positions)
+        spread, rounding = self.spread()[:, None], convolution_rounding(left)
+        return Norms(found.view(len(left), -1), spread, rounding, 2 * positions)
 
     def _stored(self, dtype: torch.dtype) -> Tensor:
         """Every example's gradient by one kernel, which stores no patches."""

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from corrnoise.torch.clipping import gram
 from corrnoise.torch.clipping.parts import Norms, bound
-from corrnoise.torch.clipping.products import matmul_unit, squared_product
+from corrnoise.torch.clipping.products import squared_product
+from corrnoise.torch.clipping.rounding import matmul_rounding
 
 # For what Opacus rounds: the norm over up to 500 parameters in float32, and the clip factor.
 _UP = 1.0 + 2.0**-16
@@ -45,11 +46,11 @@ def linear_norms(
 
 def _bound(left: Tensor, right: Tensor) -> Tensor:
     """Of a sum of outer products that is made again for the sum, by torch: ``Norms.terms``."""
-    positions, unit = left.shape[1], matmul_unit(left)
+    positions, rounding = left.shape[1], matmul_rounding(left)
     if positions == 1:
         squares = squared_product(left[:, 0], right[:, 0])
-        norms = Norms.of(squares, squares, unit, 2)
+        norms = Norms.of(squares, squares, rounding, 2)
     else:
         inner = gram.inner(left, right)
-        norms = Norms(*gram.norms(left, right), unit, 2 * positions, inner)
+        norms = Norms(*gram.norms(left, right), rounding, 2 * positions, inner)
     return (bound([norms]) * _UP).to(left.dtype)

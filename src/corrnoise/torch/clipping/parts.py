@@ -13,7 +13,7 @@ taken.
 Rounding is counted, not hoped for. Matrix units round both factors of a product, by at most a
 share u of each, and differently for l and for c·l. What example i adds to the sum as it is
 computed has a norm of at most c_i·(norm_i + u·R_i), with R_i = Σ_t ‖l_t‖·‖r_t‖, so every part gives
-R as well as the norm. In float32 the additions over positions count in u too.
+R as well as the norm. The additions over positions count in u too.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from corrnoise.torch.clipping import gram
 from corrnoise.torch.clipping.products import (
     BLOCK,
     full_precision,
-    is_cut,
-    matmul_unit,
     product,
     scaled,
     squared,
@@ -39,9 +37,9 @@ from corrnoise.torch.clipping.products import (
     weighted_sum,
     wide_product,
 )
+from corrnoise.torch.clipping.rounding import EXACT, Rounding, matmul_rounding
 
-# Errors of squared norms as a share of R²: matrix units cut a sum at every few terms.
-_MISSED, _MISSED_CUT = 2.0**-23, 2.0**-15
+_MISSED = 2.0**-23  # for the rounding of squared norms, as a share of R²
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Norms:
     Attributes:
         squares: (examples, some): what adds up to the squared norms.
         spread: (examples, some): what adds up to R².
-        unit: what the factors of products are rounded by.
+        rounding: of the products that they are made of.
         terms: how many products are added up for an entry of the gradient: in the sum, and in the
             norm as well where that is the norm of a gradient of its own.
         inner: how many additions an entry of one Gram matrix times one of the other takes, where
@@ -60,52 +58,26 @@ class Norms:
 
     squares: Tensor
     spread: Tensor
-    unit: float
+    rounding: Rounding
     terms: int = 0
     inner: int = 0
 
     @staticmethod
-    def of(squares: Tensor, spread: Tensor, unit: float, terms: int = 0, inner: int = 0) -> Norms:
+    def of(
+        squares: Tensor, spread: Tensor, rounding: Rounding, terms: int = 0, inner: int = 0
+    ) -> Norms:
         """From vectors with a number for each example."""
-        return Norms(squares[:, None], spread[:, None], unit, terms, inner)
-
-    @property
-    def cut(self) -> bool:
-        """Whether matrix units make the products."""
-        return is_cut(self.unit)
+        return Norms(squares[:, None], spread[:, None], rounding, terms, inner)
 
     @property
     def lost(self) -> float:
-        """u: what rounding changes between the norm and the sum, at most, as a share of R.
-
-        In float32 a sum of T products errs by at most T·2⁻²⁴/(1 - T·2⁻²⁴) of the sum of their
-        absolute values, in any order (Higham, "Accuracy and stability of numerical algorithms",
-        2002, section 3.1).
-
-        Raises:
-            ValueError: a sum has so many terms that float32 tells nothing of it.
-        """
-        if self.cut:
-            return self.unit
-        share = 2.0**-24 * self.terms
-        if share >= 0.5:
-            raise ValueError(
-                f"an example must have fewer than 2^22 positions in a layer, got {self.terms} "
-                "additions in float32, whose errors could not be told from gradients: make "
-                "pictures smaller or texts shorter. Nothing was released"
-            )
-        return self.unit + share / (1.0 - share)
+        """u: what rounding changes between the norm and the sum, at most, as a share of R."""
+        return self.rounding.factors + self.rounding.added(self.terms)
 
     @property
     def missed(self) -> float:
-        """ω: what the squared norms are too small by, at most, as a share of R².
-
-        In float32 every addition counts. That matrix units add 8 products or more at a time, with
-        an error of 2⁻²³, is an assumption.
-        """
-        if self.cut:
-            return _MISSED_CUT * max(1.0, self.inner / 2048.0)
-        return _MISSED + 2.0**-24 * self.inner / (1.0 - 2.0**-24 * self.inner)
+        """ω: what the squared norms are too small by, at most, as a share of R²."""
+        return _MISSED + self.rounding.added(self.inner)
 
 
 def bound(norms: Sequence[Norms]) -> Tensor:
@@ -144,7 +116,8 @@ class Factors:
         if self._last is not None and self._last[0] == key:
             return self._last[2]
         # On the CPU products are made in float32, so that nothing need be rounded.
-        found = scaled(tensor if tensor.is_cuda else tensor.float(), self.values)
+        low = tensor.is_cuda and tensor.dtype == torch.bfloat16
+        found = scaled(tensor if low else tensor.float(), self.values)
         self._last = (key, tensor, found)
         return found
 
@@ -186,7 +159,7 @@ class Direct(Part):
     def norms(self) -> Norms:
         """For each example."""
         squares = squared(self._grads.flatten(1))
-        return Norms.of(squares, squares, 0.0)
+        return Norms.of(squares, squares, EXACT)
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
@@ -218,10 +191,10 @@ class Outer(Part):
         columns = right.shape[2]
         if positions == 1:
             squares = squared_product(left[:, 0], right[:, 0])
-            return Norms.of(squares, squares, matmul_unit(left))
+            return Norms.of(squares, squares, matmul_rounding(left))
         if gram.pays(positions, rows, columns, left):
-            unit, inner = matmul_unit(left), gram.inner(left, right)
-            return Norms(*gram.norms(left, right), unit, positions, inner)
+            rounding, inner = matmul_rounding(left), gram.inner(left, right)
+            return Norms(*gram.norms(left, right), rounding, positions, inner)
         # What is measured is what is added, with no further rounding of factors.
         self._grads = self.each()
         return Direct(self._grads).norms()
@@ -267,11 +240,11 @@ class Rows(Part):
         spread = lengths.sum(1).square()
         positions = self.index.shape[1]
         if positions == 1:
-            return Norms.of(squared(self.values[:, 0]), spread, 0.0)
+            return Norms.of(squared(self.values[:, 0]), spread, EXACT)
         equal = self.index[:, :, None] == self.index[:, None, :]
         products = wide_product(self.values, self.values.transpose(1, 2))
         squares = (products * equal).sum((1, 2), dtype=torch.float64).float()
-        return Norms.of(squares, spread, matmul_unit(self.values), positions, BLOCK)
+        return Norms.of(squares, spread, matmul_rounding(self.values), positions, BLOCK)
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""
@@ -301,7 +274,7 @@ class Tied(Part):
         The cross term is never taken from the gradients themselves: R counts in any case.
         """
         left, right = self.outer.left, self.outer.right
-        unit = matmul_unit(left)  # of the sums, which are rounded
+        rounding = matmul_rounding(left)  # of the sums, whose factors are rounded
         with full_precision():
             table, (weight, _) = self.rows.norms(), gram.norms(left, right)
             # (1 at index_t)·left_s is left_s[index_t]
@@ -314,7 +287,7 @@ class Tied(Part):
         return Norms(
             torch.cat([table.squares, weight, 2.0 * cross[:, None]], 1),
             2.0 * torch.cat([table.spread, lengths.sum(1, keepdim=True).square()], 1),
-            unit,
+            rounding,
             self.rows.index.shape[1] + left.shape[1] + 1,
             gram.inner(left, right),
         )

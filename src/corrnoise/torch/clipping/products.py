@@ -1,4 +1,4 @@
-"""Products of matrices as clipping makes them: in which precision, and what that rounds away."""
+"""Products and sums of matrices as clipping makes them, and in which precision."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from corrnoise._extras import has_triton
 _ADDED = 16  # squares that are added in float32
 BLOCK = 128  # products that are added in float32 for norms
 _UP = 1.0 + 2.0**-19  # for the rounding of their sums
-# What ``scaled`` rounds by, for factors that matrix units take as they are.
-_UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-22}
-# Of float32, where matrix units cut it: twice for the norm and the sum.
-_TF32, _CUT_TO_BFLOAT16 = 2.0**-9, 2.0**-7
 
 T = TypeVar("T")
 
@@ -105,17 +101,21 @@ def product(left: Tensor, right: Tensor) -> Tensor:
         if left.dim() == 2:
             return torch.mm(left, right, out_dtype=torch.float32)
         return torch.bmm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()
+    # TF32 has all bits of float16, and the range of float32.
+    half = left.is_cuda and torch.float16 in (left.dtype, right.dtype)
+    with _in_precision("high") if half else contextlib.nullcontext():
+        return left.float() @ right.float()
 
 
 def scaled(tensor: Tensor, factors: Tensor) -> Tensor:
     """Every example's row with its factor, in the tensor's type.
 
-    Products are made in float32 and rounded once: by a share of 2⁻⁸ in bfloat16 and of 2⁻¹¹ in
-    float16, at most, where they are in the range of normal numbers.
+    Products are made in float32 and rounded once, in bfloat16 by a share of 2⁻⁸ at most. float16 is
+    for the caller to widen: an element is often so small a part of a clipped gradient that float16
+    has few bits of it, or none.
 
     Args:
-        tensor: (examples, ...).
+        tensor: (examples, ...), in float32 or bfloat16.
         factors: a number for each example, in float32.
     """
     rows = factors.view(-1, *[1] * (tensor.dim() - 1))
@@ -178,54 +178,17 @@ def cudnn_rounds() -> bool:
     )
 
 
-def unit(factor: Tensor, precision: str) -> float:
-    """What the factors of a product are rounded by, at most, between the norm and the sum.
-
-    float32 is cut to the bits of the matrix unit, in the norm and, times the clip factor, in the
-    sum. bfloat16 and float16 are exact in the norm, and ``scaled`` rounds them once. A setting
-    other than "highest" allows TF32 on a GPU, and bfloat16 where it is "medium" or on the CPU;
-    whether a processor does so, torch does not tell.
-
-    Args:
-        factor: on the device and of the type of both.
-        precision: of products of float32.
-    """
-    if factor.is_cuda and factor.dtype != torch.float32:
-        return _UNITS[factor.dtype]
-    if precision == "highest":  # on the CPU products of all types are made in float32
-        return _UNITS[torch.float32]
-    return _TF32 if factor.is_cuda and precision == "high" else _CUT_TO_BFLOAT16
-
-
-def is_cut(unit: float) -> bool:
-    """Whether matrix units make the products that have this unit."""
-    return unit > 2.0**-20
-
-
-def matmul_unit(factor: Tensor) -> float:
-    """The unit of matrix products."""
-    return unit(factor, precision())
-
-
-def convolution_unit(factor: Tensor) -> float:
-    """The unit of convolutions whose norms are made by products, and whose sums in float32."""
-    found = precision()
-    if factor.is_cuda:
-        # Matrix units make the norms of other types than float32, and cut their sums.
-        units = factor.dtype != torch.float32 or cudnn_rounds()
-        found = "high" if found == "highest" and units else found
-    else:
-        conv: Any = getattr(torch.backends.mkldnn, "conv", None)
-        rounds = getattr(conv, "fp32_precision", "none") not in ("none", "ieee")
-        found = "medium" if rounds else found
-    return unit(factor.new_empty(0, dtype=torch.float32), found)
-
-
 @contextlib.contextmanager
 def full_precision() -> Generator[None]:
     """A context in which products of float32 matrices are made in float32."""
+    with _in_precision("highest"):
+        yield
+
+
+@contextlib.contextmanager
+def _in_precision(name: str) -> Generator[None]:
     before = precision()
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(name)
     try:
         yield
     finally:

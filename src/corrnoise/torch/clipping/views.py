@@ -54,7 +54,7 @@ class _Grouped(Part):
         rows = self._part.norms()
         spread = _summed(rows.spread, self._views) * self._views
         squares = squared(self.each().flatten(1))[:, None]
-        return Norms(squares, spread, rows.unit, 2 * self._views * max(1, rows.terms))
+        return Norms(squares, spread, rows.rounding, 2 * self._views * max(1, rows.terms))
 
     def weighted(self, factors: Factors) -> Tensor:
         """The sum over examples, each with its factor."""

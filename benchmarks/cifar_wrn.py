@@ -135,18 +135,35 @@ def climb(run: Run, default: float) -> Generator[Run]:
 def chosen(runs: Sequence[Run], rate: float | None, average: str | None) -> list[Run]:
     """With rate and average that are given, or tuned, or else by default.
 
-    Of those that differ in their recipe alone, the one that was best on held-out pictures, or else
-    the first.
+    Of those that differ in their recipe alone, the one that was best on held-out pictures. What was
+    run before, and not tuned, keeps its average.
     """
-    found: dict[tuple[str, int], tuple[float, Run]] = {}
+    groups: dict[tuple[str, int], list[Run]] = {}
     for run in runs:
-        best, values = tuned(run)
+        groups.setdefault((run.name, run.seed), []).append(run)
+    found: list[Run] = []
+    for group in groups.values():
+        best, tried = tuned(best_recipe(group))
+        if not tried and (best.folder / "result.json").exists():  # with what was set before it
+            best = replace(best, average=result_of(best.folder)["average"])
         best = best if rate is None else replace(best, rate=rate)
-        best = best if average is None else replace(best, average=average)
-        known = found.get((run.name, run.seed))
-        if known is None or max(values.values(), default=0.0) > known[0]:
-            found[run.name, run.seed] = (max(values.values(), default=0.0), best)
-    return [run for _, run in found.values()]
+        found.append(best if average is None else replace(best, average=average))
+    return found
+
+
+def best_recipe(runs: Sequence[Run]) -> Run:
+    """The run whose recipe was best on held-out pictures, or the first where that is not known.
+
+    All are compared with the number of views for which most rates were tried: with more views a
+    recipe is better, and that for which the rate was tried again with all of its views would win.
+    """
+    tried = [held_out(run) for run in runs]
+    views = set.intersection(*map(set, tried))
+    if not views:
+        return runs[0]
+    most = max(views, key=lambda count: min(len(each[count]) for each in tried))
+    accuracies = [max(accuracy_by_rate(each[most]).values()) for each in tried]
+    return runs[accuracies.index(max(accuracies))]
 
 
 def results() -> list[list[dict[str, Any]]]:

@@ -66,11 +66,13 @@ def run_of(
         and (row[0]["recipe"]["epochs"], row[0]["recipe"]["views"]) == (epochs, views)
         and (row[0]["recipe"]["momentum"] > 0.0) == (epochs <= 40)
     ]  # fmt: skip
-    tried = {
-        run["rate"]: run["accuracy"] for run in found["tried"]
+    tried = [
+        run for run in found["tried"]
         if (run["method"], run["epsilon"], run["recipe"]["epochs"]) == (method, epsilon, epochs)
-    }  # fmt: skip
-    return max(every, key=lambda row: tried.get(row[0]["rate"], 0.0), default=None)
+    ]  # fmt: skip
+    alike = [run for run in tried if run["recipe"]["views"] == views] or tried
+    best = {run["rate"]: run["accuracy"] for run in alike}
+    return max(every, key=lambda row: best.get(row[0]["rate"], 0.0), default=None)
 
 
 def _accuracy(row: list[dict[str, Any]]) -> str:

@@ -129,8 +129,10 @@ def train(
         smoke: with a tiny network and a few random pictures.
     """
     kept = run.folder / "result.json"
-    if kept.exists():
-        return with_average(run, json.loads(kept.read_text(encoding="utf-8")))
+    if kept.exists():  # perhaps since then another average was chosen
+        result = with_average(run, json.loads(kept.read_text(encoding="utf-8")))
+        _files.write(kept, json.dumps(result, indent=1) + "\n")
+        return result
     warnings.simplefilter("ignore")
     set_precision()
     x, y, x_test, y_test = data_of(run, smoke)

@@ -229,7 +229,9 @@ def test_rates_are_tried_beyond_an_end_that_is_the_best_twice_at_most(peak, want
 def keep(run, value):
     run.folder.mkdir()
     result = {"rate": run.rate, "recipe": {"views": run.recipe.views}}
-    result = wrn_training.with_average(run, {**result, "accuracies": {"last": value}})
+    result = wrn_training.with_average(
+        run, {**result, "accuracies": {"last": value, run.average: value}}
+    )
     (run.folder / "result.json").write_text(json.dumps(result))
 
 
@@ -250,6 +252,8 @@ def test_the_batch_that_was_best_on_held_out_pictures_counts(folder):
     runs = [wrn_settings.Run("planner", 8.0, 1, recipe, 1.0) for recipe in recipes]
     small, large = runs
     assert cifar_wrn.chosen(runs, None, None) == [small]  # none was tried
+    keep(replace(small, average="tenth"), 50.0)
+    assert cifar_wrn.chosen(runs, None, None) == [replace(small, average="tenth")]
     for run, rate, value, best in (
         (small, 2.0, 60.0, (small, 2.0)),
         (large, 4.0, 59.0, (small, 2.0)),
@@ -258,6 +262,10 @@ def test_the_batch_that_was_best_on_held_out_pictures_counts(folder):
         keep(replace(run, rate=rate, seed=-1), value)
         (found,) = cifar_wrn.chosen(runs, None, None)
         assert (found.recipe, found.rate) == (best[0].recipe, best[1])
+    more = replace(small.recipe, views=7)  # with which any recipe is better
+    keep(replace(small, recipe=more, rate=3.0, seed=-1), 70.0)
+    (found,) = cifar_wrn.chosen(runs, None, None)
+    assert (found.recipe, found.rate) == (large.recipe, 8.0)
     seeds = [replace(run, seed=seed) for run in runs for seed in (0, 1)]
     assert [run.seed for run in cifar_wrn.chosen(seeds, None, None)] == [0, 1]
 

@@ -1,6 +1,6 @@
 """Training on several processes with gloo: ``ranks.py KIND WORLD FOLDER MECHANISM PORT``.
 
-KIND is "ddp", "ddp-ghost" or "fsdp", or "ddp-own" or "fsdp-own" for our own clipping, or
+KIND is "ddp", or "ddp-own" or "fsdp-own" for our own clipping, "fsdp-ghost" by Opacus's name, or
 "fsdp-own-adamw" for our AdamW too, or "accelerate-own" for what Accelerate prepares. Rank r writes
 FOLDER/r.pt: the weights after 20 steps, the noise that it adds at step 5, and ε. The first rank
 makes the key, FOLDER/key.
@@ -29,10 +29,9 @@ from corrnoise.torch import AdamW, PrivacyEngine
 STEPS = 20
 MODES = {
     "ddp": "hooks",
-    "ddp-ghost": "ghost",
     "ddp-own": "one_pass",
     "accelerate-own": "one_pass",
-    "fsdp": "ghost_fsdp",
+    "fsdp-ghost": "ghost_fsdp",
     "fsdp-own": "one_pass",
     "fsdp-own-adamw": "one_pass",
     "single": "hooks",
@@ -77,7 +76,7 @@ def work(kind: str, world: int, rank: int, folder: Path, mechanism: str) -> None
     torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
     net: nn.Module = model()
     options: dict[str, Any] = {}
-    if kind == "fsdp":
+    if kind == "fsdp-ghost":
         net = FSDP2Wrapper(net, mesh=init_device_mesh("cpu", (world,)))
     elif kind.startswith("fsdp-own"):
         mesh = init_device_mesh("cpu", (world,))
@@ -99,7 +98,7 @@ def work(kind: str, world: int, rank: int, folder: Path, mechanism: str) -> None
         net = DifferentiallyPrivateDistributedDataParallel(net)
     engine = PrivacyEngine(key=folder / "key", ledger=folder / "ledger")
     wrapped, optimizer = trained(engine, net, kind, mechanism, **options)
-    if "own" in kind:
+    if MODES[kind] != "hooks":
         zeros = [torch.zeros_like(engine._setup.step.sums.clipper.flat)]
     else:
         zeros = [

@@ -37,8 +37,7 @@ def test_training_learns_and_keeps_its_guarantee(digits):
     assert found.model["num_parameters"] == 9610
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_a_model_that_takes_no_empty_batch_trains_on_poisson_batches(digits, mode):
+def test_a_model_that_takes_no_empty_batch_trains_on_poisson_batches(digits):
     class Reshaping(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -53,7 +52,7 @@ def test_a_model_that_takes_no_empty_batch_trains_on_poisson_batches(digits, mod
     small = datasets.Data("small", few, digits.test, 10)
     asked = {"sampling": "poisson", "mechanisms": ["dp_sgd"], "epsilon": 50, "delta": 1e-3}
     by = cn.plan(num_examples=20, batch_size=1, epochs=3, momentum=0.9, **asked)
-    found = train(by, small, model=Reshaping(), learning_rate=0.01, grad_sample_mode=mode)
+    found = train(by, small, model=Reshaping(), learning_rate=0.01)
     assert found.records[-1].step == 60
 
 
@@ -178,13 +177,13 @@ def test_the_average_is_the_mean_of_the_last_weights():
     assert net.weight.tolist() == [[5.0, 5.0]]
 
 
-def test_a_model_of_ones_own_with_ghost_clipping(digits):
+def test_a_model_of_ones_own_with_clipping_in_one_pass(digits):
     net = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
     )
     net[1].requires_grad_(False)
     frozen = net[1].weight.clone()
-    found = train(plan(), digits, model=net, learning_rate=0.2, grad_sample_mode="ghost")
+    found = train(plan(), digits, model=net, learning_rate=0.2, grad_sample_mode="one_pass")
     assert found.model == {"name": "Sequential", "num_parameters": 330}
     assert found.test_accuracy > 0.3
     assert torch.equal(net[1].weight, frozen)

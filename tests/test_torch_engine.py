@@ -24,11 +24,9 @@ def stock_engine():
         return opacus.PrivacyEngine()
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew"])
 @pytest.mark.parametrize("clipping", ["flat", "per_layer"])
 def test_dp_sgd_with_opacus_normals_equals_stock_opacus_bit_for_bit(mode, clipping):
-    if mode == "ghost" and clipping == "per_layer":
-        pytest.skip("Opacus has no per-layer ghost clipping")
     clip = 0.7 if clipping == "flat" else [0.2, 0.3, 0.4, 0.1]
     results = []
     for engine, more in (
@@ -47,9 +45,8 @@ def test_dp_sgd_with_opacus_normals_equals_stock_opacus_bit_for_bit(mode, clippi
             noise_generator=torch.Generator().manual_seed(5),
             **more,
         )
-        wrapped, optimizer, batches = made[0], made[1], made[-1]
-        criterion = made[2] if mode == "ghost" else None
-        train(wrapped, optimizer, batches, steps=14, criterion=criterion)
+        wrapped, optimizer, batches = made
+        train(wrapped, optimizer, batches, steps=14)
         results.append(weights(net))
     assert torch.equal(*results)
 
@@ -58,11 +55,11 @@ def test_dp_sgd_with_opacus_normals_equals_stock_opacus_bit_for_bit(mode, clippi
 @pytest.mark.parametrize("mechanism", ["bisr", "band_mf", "blt"])
 def test_only_the_noise_differs_from_stock_opacus(mode, mechanism):
     """One step of each, from the same weights: gradients differ by the noise and nothing else."""
-    engine, net = PrivacyEngine(key=KEY), model()
-    net, optimizer, *rest = private(engine, net=net, mechanism=mechanism, grad_sample_mode=mode)
+    engine, own = PrivacyEngine(key=KEY), model()
+    net, optimizer, *rest = private(engine, net=own, mechanism=mechanism, grad_sample_mode=mode)
     batches, criterion = rest[-1], rest[0] if mode == "ghost" else None
     train(net, optimizer, batches, steps=4, criterion=criterion)
-    start = {name: value.clone() for name, value in net.state_dict().items()}
+    start = {name: value.clone() for name, value in own.state_dict().items()}
     train(net, optimizer, batches, steps=1, criterion=criterion)
     ours = torch.cat([p.grad.reshape(-1) for p in net.parameters()])
 
@@ -76,7 +73,7 @@ def test_only_the_noise_differs_from_stock_opacus(mode, mechanism):
         poisson_sampling=False,
         grad_sample_mode=mode,
     )
-    wrapped.load_state_dict(start)
+    plain.load_state_dict(start)
     x, y = dataset()[40:50]  # the fifth batch
     criterion = rest[0] if mode == "ghost" else nn.CrossEntropyLoss()
     criterion(wrapped(x), y).backward()

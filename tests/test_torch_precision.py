@@ -106,17 +106,6 @@ def test_no_example_exceeds_the_clip_norm_under_autocast(kind, mode):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ghost_clipping_in_low_precision_is_refused(kind):
-    with pytest.raises(ValueError, match=r"must be float32 for grad_sample_mode='ghost', got \w+;"):
-        start(kind, grad_sample_mode="ghost")
-    run = start(kind, net_kind=torch.float32, grad_sample_mode="ghost")
-    with pytest.raises(ValueError, match=r"must run in float32.*nothing was released"):
-        sums(run, kind, criterion=run[3])
-    assert run[0].steps_released == 0
-    assert len(sums(run, criterion=run[3])) == 40  # the same run, in float32
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_the_sum_with_its_noise_is_rounded_once(kind):
     engine, net, optimizer, batches = start(
         kind, batch_size=10, loss_reduction="sum", grad_sample_mode="hooks"
@@ -168,8 +157,8 @@ def test_a_generator_of_torch_and_several_processes_are_refused():
         start(torch.bfloat16, mechanism="dp_sgd", noise_generator=torch.Generator().manual_seed(1))
     params = [nn.Parameter(torch.zeros(2, dtype=torch.float16))]
     with pytest.raises(ValueError, match="in several processes, got float16"):
-        check_precision(params, "hooks", distributed=True, stock_noise=False)
-    check_precision([nn.Parameter(torch.zeros(2))], "ghost", distributed=True, stock_noise=True)
+        check_precision(params, distributed=True, stock_noise=False)
+    check_precision([nn.Parameter(torch.zeros(2))], distributed=True, stock_noise=True)
 
 
 @pytest.mark.parametrize("chunk", [1, 50, 1 << 24])

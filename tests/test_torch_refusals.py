@@ -49,7 +49,6 @@ class Stream(IterableDataset):
         ({"mechanism": "bisr", "sampling": "cyclic-poisson"}, "bands, more than min_sep"),
         ({"clipping": "adaptive"}, "changes the sensitivity"),
         ({"grad_sample_mode": "hook"}, "grad_sample_mode must be one of"),
-        ({"grad_sample_mode": "ghost_fsdp"}, "fully_shard"),
         ({"noise_generator": torch.Generator()}, "noise_generator must be left out"),
         ({"data_loader": DataLoader(TensorDataset(torch.zeros(0, 3)))}, "must not be empty"),
         ({"data_loader": loader(5, 10, drop_last=True)}, "must not be empty"),
@@ -296,16 +295,15 @@ def test_opacus_accountants_are_announced_as_unused():
         PrivacyEngine(accountant="rdp")
 
 
-MODES = ("one_pass", "hooks", "hooks alone", "functorch", "ghost", "ghost alone")
+MODES = ("one_pass", "hooks", "hooks alone", "functorch")
 
 
 def first_steps(net, mode, *, steps, **options):
     name, _, alone = mode.partition(" ")
-    made = private(
+    wrapped, optimizer, batches = private(
         PrivacyEngine(key=KEY), net=net, grad_sample_mode=name, wrap_model=not alone, **options
     )
-    criterion = made[2] if name == "ghost" else None
-    train(net if alone else made[0], made[1], made[-1], steps=steps, criterion=criterion)
+    train(net if alone else wrapped, optimizer, batches, steps=steps)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -51,7 +51,7 @@ def train(
     folder: str | Path | None = None,
     key: str | Path | None = None,
     max_physical_batch_size: int | None = None,
-    grad_sample_mode: Literal["hooks", "functorch", "ew", "ghost"] = "hooks",
+    grad_sample_mode: Literal["hooks", "functorch", "ew", "one_pass"] = "hooks",
     schedule: Literal["constant", "linear"] = "constant",
     average_last: float = 0.0,
     track_epsilon: bool = True,
@@ -74,7 +74,7 @@ def train(
         key: the file that keeps the key of such a run; ``FOLDER.key``, beside the folder, by
             default.
         max_physical_batch_size: examples that go through the model at a time.
-        grad_sample_mode: how Opacus takes and clips gradients; "ghost" needs the least memory.
+        grad_sample_mode: how gradients are taken and clipped; "one_pass" needs the least memory.
         schedule: of the learning rate: "linear" lowers it step by step to 0.
         average_last: the part of the steps at the end whose weights are averaged for evaluation;
             0 evaluates the last weights. Neither this nor the schedule costs privacy.
@@ -130,10 +130,10 @@ def train(
             max_grad_norm=clip_norm,
             plan=plan,
             grad_sample_mode=grad_sample_mode,
-            rand_on_empty=True,  # many models cannot run on an empty batch
+            # Many models cannot run on an empty batch.
+            rand_on_empty=grad_sample_mode != "one_pass",
         )
-        wrapped, optimizer, loader = made[0], made[1], made[-1]
-        criterion = made[2] if grad_sample_mode == "ghost" else nn.CrossEntropyLoss()
+        wrapped, optimizer, loader = made
         checkpoint = None if place is None else place / "checkpoint.pt"
         average = Average(trained, plan.num_steps, average_last)
         records: list[Record] = []
@@ -162,7 +162,6 @@ def train(
             loss = _epoch(
                 wrapped,
                 optimizer,
-                criterion,
                 loader,
                 max_physical_batch_size,
                 before_step,
@@ -227,7 +226,6 @@ def evaluate(net: nn.Module, data: Tensors, *, batch_size: int = 2048) -> tuple[
 def _epoch(
     net: nn.Module,
     optimizer: Any,
-    criterion: Any,
     loader: Any,
     most: int | None,
     before_step: Callable[[], None],
@@ -240,13 +238,13 @@ def _epoch(
         with BatchMemoryManager(
             data_loader=loader, max_physical_batch_size=most, optimizer=optimizer
         ) as parts:
-            return _epoch(net, optimizer, criterion, parts, None, before_step, after_step)
+            return _epoch(net, optimizer, parts, None, before_step, after_step)
     total = torch.zeros((), device=next(net.parameters()).device)
     count = 0
     for x, y in loader:
         before_step()
         optimizer.zero_grad()
-        loss = criterion(net(x), y)
+        loss = nn.functional.cross_entropy(net(x), y)
         loss.backward()
         optimizer.step()
         after_step()

@@ -29,7 +29,7 @@ def rewrapped(found: Any, inner: torch.optim.Optimizer, outer: Any) -> Any:
     Batches come on the model's device, as Accelerate's loaders deliver them.
 
     Args:
-        found: model, optimizer, and the loader at last.
+        found: model and optimizer at first, and the loader at last.
         inner: the optimizer itself.
         outer: Accelerate's wrapper of it.
 
@@ -43,5 +43,5 @@ def rewrapped(found: Any, inner: torch.optim.Optimizer, outer: Any) -> Any:
             "grad_sample_mode must be 'one_pass' for an optimizer that Accelerate has prepared, "
             "got one of Opacus's modes, which wraps it anew"
         )
-    found[2].device = inner.param_groups[0]["params"][0].device
-    return found[0], outer, found[2]
+    found[-1].device = inner.param_groups[0]["params"][0].device
+    return found[0], outer, *found[2:]

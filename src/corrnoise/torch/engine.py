@@ -155,7 +155,7 @@ class PrivacyEngine:
             sampling: as in ``calibrate``; by default "fixed" if not ``poisson_sampling``, else
                 "poisson" for dp_sgd and "balls-in-bins" for the others.
             plan: everything at once, from ``corrnoise.plan`` or a file.
-            criterion: the loss, for ghost clipping; cross entropy by default.
+            criterion: the loss, for the ghost modes; cross entropy by default.
             batch_first: Opacus's.
             loss_reduction: Opacus's; "mean" divides by the plan's divisor.
             poisson_sampling: ``False`` is short for ``sampling="fixed"``.
@@ -163,8 +163,9 @@ class PrivacyEngine:
             noise_generator: keeps Opacus's own normals, from this generator, instead of the
                 cryptographic stream; for dp_sgd alone, to compare.
             grad_sample_mode: "one_pass", our own clipping in one backward pass, which leaves model
-                and optimizer as they are; Opacus's hooks, functorch, ew, ghost or ghost_fsdp; or
-                "auto": ours for every model that it can take, else hooks.
+                and optimizer as they are; Opacus's hooks, functorch or ew; "ghost" or
+                "ghost_fsdp", which are ours too, with a criterion as in Opacus; or "auto": ours for
+                every model that it can take, else hooks.
             wrap_model: Opacus's.
             rand_on_empty: an empty batch comes as one random example, for modes that cannot run on
                 an empty one, such as "ew"; its gradient is replaced by zeros.

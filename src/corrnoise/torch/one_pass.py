@@ -67,7 +67,7 @@ class OnePassSums:
             own=_sharded if processes.sharded else None,
             views=options.views,
         )
-        whole = place(self.params, distributed=processes.distributed, averaged=False)
+        whole = place(self.params, distributed=processes.distributed)
         self._sizes = [local(param).numel() for param in self.params]
         self.placement = flattened(whole, self._sizes)
         self.largest = options.max_physical_batch_size

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import opacus
 import torch
@@ -27,14 +27,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
-from corrnoise.torch.clipping.ghost import linear_norms
 from corrnoise.torch.empty_batches import WithEmpty, WithStandIn
 from corrnoise.torch.finite import clear_, finite_rows, looks_free
 from corrnoise.torch.grid_sums import MOST_EXAMPLES, grid, grid_sum
 from corrnoise.torch.placement import place
-from corrnoise.torch.precision import check_norms, clip_factors, clipped_sum, wide_factors
+from corrnoise.torch.precision import clip_factors, clipped_sum, wide_factors
 
-MODES = ("hooks", "functorch", "ew", "ghost", "ghost_fsdp", "no_op")
+MODES = ("hooks", "functorch", "ew", "no_op")
 # Layers that Opacus's hooks know, and whose parts see the examples in another dimension.
 OWN_LAYERS = (DPRNNBase, DPMultiheadAttention)
 # Layers that mix the examples of a batch.
@@ -152,7 +151,6 @@ _REASONS = {
     "max_grad_norms": "the plan has one clip norm for each layer",
     "expected_batch_size": "the divisor must not depend on the batch",
     "loss_reduction": "it belongs to the divisor",
-    "ghost_clip_norm": "the plan has one clip norm: leave the model's max_grad_norm alone",
 }
 
 
@@ -165,7 +163,6 @@ class Pinned:
     max_grad_norms: tuple[float, ...]
     expected_batch_size: float
     loss_reduction: str
-    ghost_clip_norm: float | None
 
     @staticmethod
     def of(wrapped: Wrapped) -> Pinned:
@@ -177,7 +174,6 @@ class Pinned:
             tuple(getattr(optimizer, "max_grad_norms", ())),
             optimizer.expected_batch_size,
             optimizer.loss_reduction,
-            getattr(wrapped.module, "max_grad_norm", None),
         )
 
     def check(self, now: Pinned) -> None:
@@ -204,13 +200,11 @@ class OpacusSums:
 
     Opacus adds up the clipped gradients of physical batches until a logical batch is complete. The
     count says what went in, so that a step is taken on the examples of its own batch, each once.
-    In the ghost modes it counts at the moment when the clip factors are applied: gradients that
-    went around Opacus's criterion were never clipped, and are refused. Gradients of single
-    examples are clipped here, and not by Opacus: its norms are sums in the type of the gradients,
-    and can be too small by their rounding, in float32 too. Opacus clips where it draws the noise
-    as well, from a generator of the user's, so that such a run is stock Opacus to the bit. The sums
-    of an exact run are float64 and without rounding. An example whose gradient is not finite
-    counts as zero, but not in the ghost modes: their sums are products over all examples.
+    Gradients of single examples are clipped here, and not by Opacus: its norms are sums in the type
+    of the gradients, and can be too small by their rounding, in float32 too. Opacus clips where it
+    draws the noise as well, from a generator of the user's, so that such a run is stock Opacus to
+    the bit. The sums of an exact run are float64 and without rounding. An example whose gradient is
+    not finite counts as zero.
 
     Attributes:
         examples: in the sums now.
@@ -230,20 +224,13 @@ class OpacusSums:
         if self._pinned.max_grad_norms:  # Opacus adds their squares in float32
             self.clip_norm = math.hypot(*self._pinned.max_grad_norms)
         self._own_noise: Callable[[], None] = wrapped.optimizer.add_noise
-        self._optimizer, self._module = wrapped.optimizer, wrapped.module
+        self._optimizer = wrapped.optimizer
         # Without a wrapper there are hooks alone, which know the model but are none.
         self._model: nn.Module = getattr(wrapped.module, "_module", wrapped.module)
-        if hasattr(self._module, "get_clipping_coef"):
-            self._clipped: int | None = None  # of the last backward pass
-            self._coefficients: Callable[[], torch.Tensor] = self._module.get_clipping_coef
-            self._module.get_clipping_coef = self._clip
-            self._add: Callable[[], None] = self._optimizer.accumulate
-            self._optimizer.accumulate = self._accumulate_clipped
-        else:
-            self._add = self._optimizer.clip_and_accumulate
-            self._optimizer.clip_and_accumulate = self._clip_and_accumulate
-            self._prepare: Callable[..., bool] = self._optimizer.pre_step
-            self._optimizer.pre_step = self._pre_step
+        self._add: Callable[[], None] = self._optimizer.clip_and_accumulate
+        self._optimizer.clip_and_accumulate = self._clip_and_accumulate
+        self._prepare: Callable[..., bool] = self._optimizer.pre_step
+        self._optimizer.pre_step = self._pre_step
 
     def attach(self, step: Callable[[], None]) -> None:
         """Call this once for each logical step, where Opacus would draw its noise."""
@@ -260,7 +247,7 @@ class OpacusSums:
         Raises:
             ValueError: a parameter has none.
         """
-        return [_summed(self._optimizer, param) for param in self.params]
+        return [_summed(param) for param in self.params]
 
     def hand_over(self, grads: Sequence[torch.Tensor], batches: int = 1) -> None:
         """Give the optimizer its noisy gradients, in its types, and mark the sums as used.
@@ -269,7 +256,7 @@ class OpacusSums:
         """
         for param, grad in zip(self.params, grads, strict=True):
             param.grad = grad.view_as(param).to(param.dtype)
-            _MARK(_summed(self._optimizer, param))
+            _MARK(_summed(param))
         self.examples = self.left_out = 0
 
     def own_noise(self) -> None:
@@ -280,19 +267,13 @@ class OpacusSums:
     def drop(self) -> None:
         """Forget the sums and the signals for physical batches: the logical batch starts again."""
         self.examples = self.left_out = 0
-        self._clipped = None
         self._optimizer._step_skip_queue.clear()  # pyright: ignore[reportPrivateUsage]
         self._optimizer._is_last_step_skipped = False
-        state = getattr(self._optimizer, "grad_state", None)
         for param in self.params:
-            if state is not None:
-                state[param]["summed_grad"] = None
-            else:
-                param.summed_grad = None  # type: ignore[attr-defined]
+            param.summed_grad = None  # type: ignore[attr-defined]
             param.grad = None
             if hasattr(param, "grad_sample"):
                 param.grad_sample = None  # type: ignore[attr-defined]
-        self._forget_norms()
 
     def _pre_step(self, *given: Any, **named: Any) -> bool:
         self._check_used()
@@ -344,12 +325,9 @@ class OpacusSums:
                 "optimizer.step() must come after loss.backward() on a batch, got no gradients at "
                 "all; call backward, also for an empty batch"
             )
-        self._refuse(unused[0], self._model.named_parameters())
-
-    def _refuse(self, unused: Any, named: Iterable[tuple[str, Any]]) -> NoReturn:
         self.drop()
-        names = {id(part): name for name, part in named}
-        name = names.get(id(unused), "?")
+        names = {id(param): name for name, param in self._model.named_parameters()}
+        name = names.get(id(unused[0]), "?")
         raise ValueError(
             f"every trained parameter must take part in the loss, got none of {name!r} at this "
             "step; freeze what is not used (requires_grad_(False)) before make_private, or take "
@@ -370,49 +348,6 @@ class OpacusSums:
             total = grid_sum(grad, factor, unit) if self._exact else clipped_sum(grad, factor)
             sample.summed_grad = total if sample.summed_grad is None else sample.summed_grad + total
             _MARK(sample.grad_sample)
-
-    def _norms(self) -> Iterator[torch.Tensor]:
-        """Of single examples, in the last backward pass; FSDP's are kept with the layers.
-
-        Raises:
-            ValueError: a parameter or layer has none.
-        """
-        if any(hasattr(param, "_norm_sample") for param in self.params):
-            for param in self.params:
-                if not hasattr(param, "_norm_sample"):
-                    self._refuse(param, self._model.named_parameters())
-                yield param._norm_sample  # type: ignore[attr-defined]
-            return
-        for layer in self._module.iterate_submodules(self._model):
-            if not hasattr(layer, "norm_sample"):
-                self._refuse(layer, self._model.named_modules())
-            yield from layer.norm_sample
-
-    def _forget_norms(self) -> None:
-        """Those of a parameter that the next batch does not use must not count for its examples."""
-        for part in (*self.params, *self._model.modules()):
-            for name in ("_norm_sample", "norm_sample"):
-                if hasattr(part, name):
-                    delattr(part, name)
-
-    def _clip(self) -> torch.Tensor:
-        check_norms(self._norms())
-        factors = self._coefficients()
-        self._forget_norms()
-        self._clipped = len(factors)
-        return factors
-
-    def _accumulate_clipped(self) -> None:
-        count, self._clipped = self._clipped, None
-        if count is None:
-            self.drop()
-            raise ValueError(
-                "the loss must be the criterion that make_private returned, called once for each "
-                "physical batch, since ghost clipping happens in its backward pass; the gradients "
-                "of another loss are not clipped: nothing was released"
-            )
-        self._add()
-        self.examples += count
 
 
 def wrap(
@@ -435,7 +370,6 @@ def wrap(
         noise_multiplier=plan.noise_multiplier,
         poisson_sampling=False,
         max_grad_norm=options.max_grad_norm,
-        criterion=options.criterion or nn.CrossEntropyLoss(reduction=options.loss_reduction),
         batch_first=options.batch_first,
         loss_reduction=options.loss_reduction,
         clipping=options.clipping,
@@ -444,9 +378,6 @@ def wrap(
         wrap_model=options.wrap_model,
     )
     wrapped, private = returned[0], returned[1]
-    samplers = getattr(wrapped, "NORM_SAMPLERS", None)
-    if samplers is not None and options.noise_generator is None:  # else bit for bit as Opacus
-        wrapped.NORM_SAMPLERS = {**samplers, nn.Linear: linear_norms}
     if not options.joins:
         wrapped.forbid_grad_accumulation()
     private.attach_step_hook(lambda _: None)  # the step counts, not Opacus's accountant
@@ -520,9 +451,8 @@ def compatible(module: nn.Module) -> nn.Module:
     return opacus.PrivacyEngine.get_compatible_module(module)
 
 
-def _summed(optimizer: Any, param: nn.Parameter) -> torch.Tensor:
-    kept = getattr(optimizer, "grad_state", None)
-    grad = param.summed_grad if kept is None else kept[param]["summed_grad"]  # type: ignore[attr-defined]
+def _summed(param: nn.Parameter) -> torch.Tensor:
+    grad: Any = param.summed_grad  # type: ignore[attr-defined]
     if grad is None:
         raise ValueError(
             "every parameter must have a gradient at each step, got one without; call "

@@ -34,14 +34,11 @@ class Placement:
     Attributes:
         pieces: in the order of the parameters; parameters that get nothing here have none.
         num_parameters: the length of the whole flat vector.
-        divisor: what gradients have been divided by when noise comes in: the number of ranks if
-            FSDP2 has averaged over them, 1 otherwise.
         sharded: whether gradients are shards of sums over all ranks.
     """
 
     pieces: tuple[Piece, ...]
     num_parameters: int
-    divisor: int = 1
     sharded: bool = False
 
     def targets(self, grads: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
@@ -63,13 +60,12 @@ def trained(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
 
 
-def place(params: Sequence[nn.Parameter], *, distributed: bool, averaged: bool = True) -> Placement:
+def place(params: Sequence[nn.Parameter], *, distributed: bool) -> Placement:
     """The placement of an optimizer's parameters.
 
     Args:
         params: all of them, in the optimizer's order.
         distributed: whether gradients are summed over ranks after the noise, or shards.
-        averaged: whether shards are of means over the ranks, not of sums.
 
     Raises:
         ValueError: parameters that are sharded in another way than along their first dimension.
@@ -86,7 +82,7 @@ def place(params: Sequence[nn.Parameter], *, distributed: bool, averaged: bool =
     if any(mesh.size() != world for mesh in meshes):
         raise ValueError(
             f"the model must be sharded over all {world} ranks, got a mesh of "
-            f"{min(mesh.size() for mesh in meshes)}; gradients would be averaged over fewer"
+            f"{min(mesh.size() for mesh in meshes)}; sums would be over fewer"
         )
     pieces: list[Piece] = []
     offset = 0
@@ -95,7 +91,7 @@ def place(params: Sequence[nn.Parameter], *, distributed: bool, averaged: bool =
         if stop > start:
             pieces.append(Piece(index, 0, stop - start, offset + start))
         offset += sizes[index]
-    return Placement(tuple(pieces), total, world if averaged else 1, sharded=True)
+    return Placement(tuple(pieces), total, sharded=True)
 
 
 def flattened(placement: Placement, sizes: Sequence[int]) -> Placement:

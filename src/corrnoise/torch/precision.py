@@ -21,7 +21,7 @@ privacy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -79,13 +79,12 @@ def clipped_sum(grad: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def check_precision(
-    params: Sequence[nn.Parameter], grad_sample_mode: str, *, distributed: bool, stock_noise: bool
+    params: Sequence[nn.Parameter], *, distributed: bool, stock_noise: bool
 ) -> None:
     """Raise unless gradients of these parameters are clipped and summed in float32.
 
     Args:
         params: that are trained.
-        grad_sample_mode: Opacus's.
         distributed: whether gradients are summed over processes.
         stock_noise: whether Opacus draws the noise, in the type of the parameters.
     """
@@ -93,12 +92,6 @@ def check_precision(
     if not kinds:
         return
     got = ", ".join(kinds).replace("torch.", "")
-    if grad_sample_mode.startswith("ghost"):
-        raise ValueError(
-            f"trained parameters must be float32 for grad_sample_mode={grad_sample_mode!r}, got "
-            f"{got}; its norms and sums would be rounded to that type, and gradients exceed the "
-            "clip norm: use hooks, functorch or ew, which clip in float32, or a float32 model"
-        )
     if distributed:
         raise ValueError(
             f"trained parameters must be float32 in several processes, got {got}; sums would be "
@@ -108,18 +101,6 @@ def check_precision(
         raise ValueError(
             f"noise_generator must be left out for parameters in {got}; Opacus would round the "
             "sums to that type before it adds the noise: drop it, or use float32 parameters"
-        )
-
-
-def check_norms(norms: Iterator[torch.Tensor]) -> None:
-    """Raise unless ghost clipping has computed its norms in float32."""
-    kinds = {norm.dtype for norm in norms} - {torch.float32}
-    if kinds:
-        got = ", ".join(sorted(str(kind) for kind in kinds)).replace("torch.", "")
-        raise ValueError(
-            f"ghost clipping must run in float32, got gradients in {got}; its norms are rounded to "
-            "that type, and gradients exceed the clip norm: leave out autocast, or use "
-            "grad_sample_mode hooks, functorch or ew, which clip in float32; nothing was released"
         )
 
 

@@ -55,12 +55,6 @@ class Processes:
             alone.check()
             return alone
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if sharded:
-            # The noise is divided by what gradients are divided by: say it, and do not rely on
-            # a default.
-            for part in module.modules():
-                if isinstance(part, FSDPModule):
-                    part.set_gradient_divide_factor(world)
         return Processes(rank, world, sharded)
 
     def check(self) -> None:

@@ -21,6 +21,7 @@ from corrnoise.records import Ledger
 from corrnoise.records.keys import keep_key, open_key
 from corrnoise.torch import opacus, secure, seeds
 from corrnoise.torch.adam import introduce
+from corrnoise.torch.criterion import ExampleLoss
 from corrnoise.torch.draws import StepDraws
 from corrnoise.torch.fingerprint import data_digest, parameter_digest
 from corrnoise.torch.gradient_noise import GradientNoise
@@ -34,6 +35,7 @@ from corrnoise.torch.step import PrivateStep
 from corrnoise.torch.without_noise import is_private
 
 OWN = "one_pass"  # the mode of our own clipping
+GHOST = ("ghost", "ghost_fsdp")  # Opacus's names for clipping without gradients of single examples
 NO_NOISE = "none"  # in the header of a run that is not private
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -119,7 +121,6 @@ def set_up(
     if options.grad_sample_mode != OWN:
         check_precision(
             params,
-            options.grad_sample_mode,
             distributed=processes.distributed,
             stock_noise=options.noise_generator is not None,
         )
@@ -156,7 +157,8 @@ def set_up(
         rand_on_empty=options.rand_on_empty,
     )
     if options.grad_sample_mode == OWN:
-        returned: Any = (module, optimizer, loader)
+        criterion = () if options.criterion is None else (options.criterion,)
+        returned: Any = (module, optimizer, *criterion, loader)
         sums: Any = OnePassSums(module, optimizer, plan, processes, sampler, options)
     else:
         wrapped = opacus.wrap(module, optimizer, loader, plan, processes.world_size, options)
@@ -226,6 +228,10 @@ def set_up(
 def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes) -> opacus.Options:
     """The options with the way of taking and clipping gradients decided.
 
+    In Opacus's ghost modes our own clipping is used, with a criterion in what is returned, as their
+    scripts expect. Opacus multiplies the losses by the clip factors there and computes gradients a
+    second time, which norms of the first ones do not bound.
+
     Raises:
         ValueError: it is not covered.
     """
@@ -236,16 +242,19 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
             "follows the data changes the sensitivity from step to step, which the plan does not "
             "price"
         )
-    checks.choice("grad_sample_mode", mode, ("auto", OWN, *opacus.MODES))
+    checks.choice("grad_sample_mode", mode, ("auto", OWN, *GHOST, *opacus.MODES))
     objection = one_pass_objection(module, options)
-    if mode == OWN and objection:
-        raise ValueError(f"grad_sample_mode={OWN!r} cannot take this model: {objection}")
+    if mode in (OWN, *GHOST) and objection:
+        raise ValueError(f"grad_sample_mode={mode!r} cannot take this model: {objection}")
+    criterion = None
+    if mode in GHOST:
+        criterion, mode = ExampleLoss(options.criterion, options.loss_reduction), OWN
     if mode == "auto":
         mode = "hooks" if objection or options.exact else OWN
-    if mode != OWN and processes.sharded != (mode == "ghost_fsdp"):
+    if mode != OWN and processes.sharded:
         raise ValueError(
-            f"grad_sample_mode must be {OWN!r} or 'ghost_fsdp' for a model of fully_shard, and "
-            f"'ghost_fsdp' for no other, got {mode!r}"
+            f"grad_sample_mode must be {OWN!r} for a model of fully_shard, got {mode!r}"
+            + (f"; but {OWN!r} cannot take this model: {objection}" if objection else "")
         )
     checks.integer("views", options.views, 1)
     if mode != OWN and options.views > 1:
@@ -258,7 +267,7 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
             f"max_physical_batch_size must be left out with grad_sample_mode={mode!r}; use "
             f"Opacus's BatchMemoryManager, or grad_sample_mode={OWN!r}"
         )
-    return dataclasses.replace(options, grad_sample_mode=mode)
+    return dataclasses.replace(options, grad_sample_mode=mode, criterion=criterion)
 
 
 def _noise_name(plan: Plan, noise: CorrelatedNoise | ExactNoise | None) -> str:

@@ -125,7 +125,7 @@ class PrivateStep:
         self._hash = PositionHash(key.subkey("positions"))
         self._noise = noise
         self._placement = sums.placement
-        self._scale = noise_multiplier * sums.clip_norm / self._placement.divisor
+        self._scale = noise_multiplier * sums.clip_norm
         self._sampler, self._draws = sampler, draws
         self.ledger = ledger
         self._key = key
@@ -250,10 +250,10 @@ class PrivateStep:
         norm, count = math.hypot(*norms), self.sums.examples
         if self._placement.sharded:  # of a sum over all ranks
             count = len(self._sampler.batches.indices(step))
-        most = count * self.sums.clip_norm / self._placement.divisor
+        most = count * self.sums.clip_norm
         if norm > most * (1.0 + _ROUNDING):
             raise ValueError(
                 f"the sum of {count} clipped gradients must have a norm of at most {most:g}, got "
                 f"{norm:g} at step {step}; gradients were not clipped: nothing was released. Use "
-                "the model, criterion and optimizer that make_private returned"
+                "the model and optimizer that make_private returned"
             )

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from corrnoise.planning import Plan
 from corrnoise.torch import opacus
 from corrnoise.torch.clipping.clipper import Clipper
-from corrnoise.torch.clipping.separate import check_loss
+from corrnoise.torch.clipping.loss import check_loss
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import flattened, local, place, trained
 from corrnoise.torch.processes import Processes

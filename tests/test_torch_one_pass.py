@@ -10,12 +10,14 @@ import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from training import KEY, dataset, loader, model, private, weights
 
 from corrnoise.torch import Adam, PrivacyEngine
 from corrnoise.torch.captured import usual_size
 from corrnoise.torch.clipping.clipper import Clipper
+from corrnoise.torch.clipping.loss import check_loss
 from corrnoise.torch.clipping.reference import clipped_sums
 
 
@@ -279,6 +281,176 @@ def test_a_loss_that_is_no_mean_over_examples_is_refused():
         with pytest.raises(ValueError, match="the loss must be the mean over the examples"):
             engine.step_function(wrong)(x, y)
     assert engine.steps_released == 0
+
+
+def started(net, reduction="mean"):
+    engine = PrivacyEngine(key=KEY)
+    private(engine, net=net, grad_sample_mode="one_pass", loss_reduction=reduction)
+    return engine
+
+
+def head(outputs, *, zero):
+    torch.manual_seed(3)
+    net = nn.Linear(12, outputs)
+    for param in net.parameters() if zero else ():
+        nn.init.zeros_(param)
+    return net
+
+
+def labels(*rare):
+    """Of 20 examples: all alike but these."""
+    y = torch.zeros(20, dtype=torch.long)
+    y[list(rare)] = 2
+    return y
+
+
+def by_class(net, x, y):
+    return functional.cross_entropy(net(x), y, weight=torch.tensor([1.0, 1.0, 20.0]))
+
+
+def signs():
+    return 1.0 - 2.0 * (torch.arange(20) % 2)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "loss", "y", "zero"),
+    [
+        (3, by_class, labels(9), False),  # the first four are alike
+        (3, by_class, labels(1, 2), True),
+        (1, lambda net, x, y: functional.mse_loss(net(x), y), signs(), True),  # (n, 1) against (n,)
+    ],
+    ids=["the same labels first", "the same losses", "all pairs"],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_whose_value_hides_that_it_mixes_examples_is_refused(outputs, loss, y, zero):
+    net, x = head(outputs, zero=zero), dataset()[:20][0]
+    engine, before = started(net), weights(net)
+    for call in (
+        lambda: engine.check_loss(lambda x, y: loss(net, x, y), x, y),
+        lambda: engine.step_function(lambda x, y: loss(net, x, y))(x, y),
+    ):
+        with pytest.raises(ValueError, match="the loss must be the mean over the examples"):
+            call()
+    assert engine.steps_released == 0
+    assert torch.equal(weights(net), before)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("y", [labels(), labels(9), labels(1, 2)])
+@pytest.mark.parametrize(
+    ("outputs", "loss", "reduction"),
+    [
+        (3, lambda o, y: functional.cross_entropy(o, y), "mean"),
+        (3, lambda o, y: functional.cross_entropy(o, y, reduction="sum"), "sum"),
+        (3, lambda o, y: functional.cross_entropy(o, y, label_smoothing=0.1), "mean"),
+        (1, lambda o, y: functional.mse_loss(o, y[:, None].float()), "mean"),
+        (1, lambda o, y: functional.l1_loss(o[:, 0], y.float(), reduction="sum"), "sum"),
+    ],
+)
+def test_a_loss_that_adds_up_those_of_examples_is_accepted(outputs, loss, reduction, y, zero):
+    net, x = head(outputs, zero=zero), dataset()[:20][0]
+    engine, batches = PrivacyEngine(key=KEY), DataLoader(TensorDataset(x, y), batch_size=10)
+    _, _, batches = private(
+        engine, net=net, data_loader=batches, grad_sample_mode="one_pass", loss_reduction=reduction
+    )
+    engine.check_loss(lambda x, y: loss(net(x), y), x, y)
+    step = engine.step_function(lambda x, y: loss(net(x), y))
+    step(*next(iter(batches)))
+    assert engine.steps_taken == 1
+    other = {"mean": "sum", "sum": "mean"}[reduction]
+    with pytest.raises(ValueError, match=f"must be the {other} over the examples"):
+        started(net, other).check_loss(lambda x, y: loss(net(x), y), x, y)
+
+
+def test_losses_of_tokens_are_means_within_each_example():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(11, 6, sparse=True), nn.Linear(6, 11))
+    tokens = torch.randint(1, 11, (30, 8))
+    tokens[17, 2:] = 0  # the one example that is shorter
+
+    def shares(tokens):
+        kept = (tokens != 0).float()
+        return functional.cross_entropy(net(tokens).mT, tokens, reduction="none") * kept, kept
+
+    def within(tokens):
+        losses, kept = shares(tokens)
+        return (losses.sum(1) / kept.sum(1)).mean()
+
+    def over_all(tokens):
+        losses, kept = shares(tokens)
+        return losses.sum() / kept.sum()
+
+    check_loss(net, within, [tokens], mean=True)
+    with pytest.raises(ValueError, match="a mean over all tokens of a batch is none"):
+        check_loss(net, over_all, [tokens], mean=True)
+
+
+def test_weights_of_single_examples_are_looked_at():
+    net, (x, y) = head(2, zero=True), dataset()[:40]
+    weight = torch.ones(40)
+    weight[23] = 30.0
+
+    def weighted(x, y, weight, *, by_sum):
+        losses = functional.cross_entropy(net(x), y, reduction="none") * weight
+        return losses.sum() / weight.sum() if by_sum else losses.mean()
+
+    check_loss(net, lambda *b: weighted(*b, by_sum=False), [x, y, weight], mean=True)
+    with pytest.raises(ValueError, match="must be the mean over the examples"):
+        check_loss(net, lambda *b: weighted(*b, by_sum=True), [x, y, weight], mean=True)
+
+
+def test_checking_a_loss_leaves_no_trace():
+    net = model(dropout=0.5)
+    engine, (x, y) = started(net), dataset()[:20]
+    output = functional.cross_entropy(net(x), y)
+    before, state = weights(net), torch.get_rng_state()
+
+    def loss(x, y):
+        return functional.cross_entropy(net(x + 0 * torch.randn_like(x)), y)
+
+    engine.check_loss(loss, x, y)
+    with pytest.raises(ValueError, match="must be the mean"):
+        engine.check_loss(lambda x, y: len(x) * loss(x, y), x, y)
+    assert all(param.grad is None for param in net.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(weights(net), before)
+    assert all(part.training for part in net.modules())
+    output.backward()  # the graph of before is still valid
+
+
+def test_losses_are_compared_where_there_is_no_gradient():
+    net, (x, y) = head(2, zero=False), dataset()[:20]
+    whole = torch.ones(7)  # not of examples
+    net.register_parameter("unused", nn.Parameter(torch.zeros(3)))
+    for start in (lambda: 0.0, lambda: 0.0 * net(x).sum()):
+        check_loss(net, lambda x, y, _, s=start: x.square().mean() + s(), [x, y, whole], mean=True)
+        with pytest.raises(ValueError, match="that of 8 examples is"):
+            check_loss(
+                net, lambda x, y, _, s=start: x.square().sum() + s(), [x, y, whole], mean=True
+            )
+    check_loss(net, lambda x, y: functional.cross_entropy(net(x), y), [x[:1], y[:1]], mean=True)
+
+
+@pytest.mark.parametrize("kind", ["autocast", "bfloat16", "computed again", "recurrent"])
+def test_losses_of_all_kinds_of_models_are_looked_at(kind):
+    x, y = dataset()[:20]
+    net = model()
+    run = net
+    if kind == "bfloat16":
+        net, x = net.bfloat16(), x.bfloat16()
+    elif kind == "computed again":
+        run = lambda x: checkpoint(net, x.clone().requires_grad_(), use_reentrant=True)  # noqa: E731
+    elif kind == "recurrent":
+        net = nn.GRU(3, 2, 2, dropout=0.5, batch_first=True)
+        run = lambda x: net(x.unflatten(1, (4, 3)))[0][:, -1]  # noqa: E731
+
+    def loss(x, y, weight=None):
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+            return functional.cross_entropy(run(x).float(), y, weight=weight)
+
+    check_loss(net, loss, [x, y], mean=True)
+    with pytest.raises(ValueError, match="must be the mean"):
+        check_loss(net, lambda x, y: loss(x, y, torch.tensor([1.0, 9.0])), [x, y], mean=True)
 
 
 @pytest.mark.usefixtures("all_digits")

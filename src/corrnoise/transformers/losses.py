@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from transformers.models.auto import modeling_auto
 
+from corrnoise.torch.clipping.loss import far, gradient
 from corrnoise.torch.draws import undisturbed
 from corrnoise.torch.looking import check_buffers, evaluate, looking, noted, reseed
 
@@ -110,41 +111,24 @@ def check(
         batch, parts = _apart(collate, examples)
         model.train()  # as the loop does
         check_buffers(*(noted(model, partial(loss, each))[1] for each in (batch, parts[0])))
-        whole = _gradient(loss(batch), params)
+        whole = gradient(loss(batch), params)
         reseed()
-        if _far(whole, _gradient(loss(batch), params)) > _REPEATED:
+        if far(whole, gradient(loss(batch), params)) > _REPEATED:
             evaluate(model)
-            whole = _gradient(loss(batch), params)
-        alone = _gradient(loss(parts[0]), params) / len(parts)
+            whole = gradient(loss(batch), params)
+        alone = gradient(loss(parts[0]), params) / len(parts)
         for part in parts[1:]:
-            alone += _gradient(loss(part), params) / len(parts)
-    far = _far(whole, alone)
+            alone += gradient(loss(part), params) / len(parts)
+    apart = far(whole, alone)
     exact = all(p.dtype == torch.float32 for p in params) and not _reduced(model)
-    if not far <= (1e-3 if exact else 0.05):
+    if not apart <= (1e-3 if exact else 0.05):
         raise ValueError(
             f"the loss must be a mean over examples, each by itself, but the gradient of "
-            f"{len(parts)} examples differs by {far:.2%} from the mean of theirs alone, without "
+            f"{len(parts)} examples differs by {apart:.2%} from the mean of theirs alone, without "
             "padding; a mean over the tokens of a batch is none (use compute_loss_func), nor is "
             "one with weights of classes or without some of the examples, and outputs must not "
             "change with the padding (pass attention_mask, pad on the right): nothing was released"
         )
-
-
-def _far(first: Tensor, second: Tensor) -> float:
-    """The relative distance of two gradients; 0 where there is none."""
-    scale = max(float(torch.linalg.vector_norm(each)) for each in (first, second))
-    return float(torch.linalg.vector_norm(first - second)) / scale if scale else 0.0
-
-
-def _gradient(loss: Tensor, params: list[nn.Parameter]) -> Tensor:
-    """Of all parameters, as one vector."""
-    found: Any = torch.autograd.grad(loss, params, allow_unused=True)
-    return torch.cat(
-        [
-            torch.zeros(p.numel(), device=p.device) if g is None else g.float().reshape(-1)
-            for g, p in zip(found, params, strict=True)
-        ]
-    )
 
 
 def _reduced(model: nn.Module) -> bool:

@@ -142,6 +142,9 @@ MODELS = {
         ),
         torch.randn(6, 3, 8, 8),
     ),
+    "groups of single numbers": lambda: (
+        nn.Sequential(nn.Linear(5, 8), nn.GroupNorm(2, 8), nn.Linear(8, 3)), torch.randn(6, 5),
+    ),
     "convolution, dilated and around": lambda: (
         nn.Conv2d(4, 8, (3, 2), padding="same", dilation=2, padding_mode="circular"),
         torch.randn(6, 4, 8, 9),

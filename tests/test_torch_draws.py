@@ -97,12 +97,12 @@ def test_every_step_draws_anew():
 
     class Watched(nn.Module):
         def forward(self, x):
-            if len(x) == 10 and self.training:
+            if torch.is_grad_enabled():  # and nobody only looks at the model
                 masks.append(torch.rand(5000) < 0.5)
             return x
 
     run(net=nn.Sequential(Watched(), model()), steps=6)
-    assert len(masks) >= 6
+    assert len(masks) == 6
     agree = [float((a == b).float().mean()) for a, b in itertools.pairwise(masks)]
     # 5,000 fair coins each: outside of 0.4 to 0.6 with probability below 1e-40.
     assert all(0.4 < each < 0.6 for each in agree)

@@ -492,8 +492,7 @@ class PrivacyEngine:
         """End the run in this process: gives the ledger's lock back, and watches no layer more."""
         if self._setup is not None:
             self._setup.step.ledger.close()
-            if isinstance(self._setup.step.sums, OnePassSums):
-                self._setup.step.sums.close()
+            self._setup.step.sums.close()
 
     def is_compatible(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from corrnoise.torch.draws import undisturbed
+from corrnoise.torch.draws import seed, undisturbed
 
 Result = TypeVar("Result")
 
@@ -39,6 +39,12 @@ def evaluate(model: nn.Module) -> None:
 def reseed() -> None:
     """Whatever is drawn next is not what was drawn before."""
     torch.manual_seed(torch.initial_seed() + 1)
+
+
+def same_draws() -> None:
+    """Whatever is drawn next is what was drawn after the last call of this."""
+    torch.manual_seed(0)
+    seed((0, 0, 0))
 
 
 def noted(model: nn.Module, run: Callable[[], Result]) -> tuple[Result, dict[str, Tensor]]:

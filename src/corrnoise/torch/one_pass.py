@@ -104,6 +104,7 @@ class OnePassSums:
                 found = args[:1], {**kwargs, "closure": lambda: loss}
             self._collect()
             if self._unfinished():
+                self.check()  # a parameter that came later would get a gradient without noise
                 for param in self.params:
                     param.grad = None  # so that the optimizer has nothing to do
             else:

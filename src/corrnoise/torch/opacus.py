@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
+from corrnoise.torch.calls import ModelCalls
 from corrnoise.torch.empty_batches import WithEmpty, WithStandIn
 from corrnoise.torch.finite import clear_, finite_rows, looks_free
 from corrnoise.torch.grid_sums import MOST_EXAMPLES, grid, grid_sum
@@ -214,10 +215,10 @@ class OpacusSums:
         placement: of the sums in the flat vector of all parameters.
     """
 
-    def __init__(self, wrapped: Wrapped, *, distributed: bool = False, exact: bool = False) -> None:
+    def __init__(self, wrapped: Wrapped, options: Options, *, distributed: bool = False) -> None:
         self.examples = 0
         self.left_out: torch.Tensor | int = 0
-        self._exact = exact
+        self._exact = options.exact
         self.placement = place(wrapped.params, distributed=distributed)
         self._wrapped, self._pinned = wrapped, Pinned.of(wrapped)
         self.params, self.clip_norm = wrapped.params, self._pinned.max_grad_norm
@@ -227,6 +228,17 @@ class OpacusSums:
         self._optimizer = wrapped.optimizer
         # Without a wrapper there are hooks alone, which know the model but are none.
         self._model: nn.Module = getattr(wrapped.module, "_module", wrapped.module)
+        called = wrapped.module if isinstance(wrapped.module, nn.Module) else self._model
+        self._calls = ModelCalls(
+            called,
+            self._model,
+            self.params,
+            own=(DPRNNBase,),
+            mixing=keeps_or_mixes,
+            batch_first=options.batch_first,
+        )
+        self._handing = False  # whether the optimizer's step is one of ours
+        self._guard: Any = self._optimizer.original_optimizer.register_step_pre_hook(self._own_step)
         self._add: Callable[[], None] = self._optimizer.clip_and_accumulate
         self._optimizer.clip_and_accumulate = self._clip_and_accumulate
         self._prepare: Callable[..., bool] = self._optimizer.pre_step
@@ -257,16 +269,23 @@ class OpacusSums:
         for param, grad in zip(self.params, grads, strict=True):
             param.grad = grad.view_as(param).to(param.dtype)
             _MARK(_summed(param))
-        self.examples = self.left_out = 0
+        self._handed_over()
 
     def own_noise(self) -> None:
         """Let Opacus draw its own normals and hand over."""
         self._own_noise()
-        self.examples = self.left_out = 0
+        self._handed_over()
+
+    def close(self) -> None:
+        """Leave model and optimizer alone from now on."""
+        self._calls.close()
+        self._guard.remove()
 
     def drop(self) -> None:
         """Forget the sums and the signals for physical batches: the logical batch starts again."""
         self.examples = self.left_out = 0
+        self._calls.forget()
+        self._forget_activations()
         self._optimizer._step_skip_queue.clear()  # pyright: ignore[reportPrivateUsage]
         self._optimizer._is_last_step_skipped = False
         for param in self.params:
@@ -275,7 +294,48 @@ class OpacusSums:
             if hasattr(param, "grad_sample"):
                 param.grad_sample = None  # type: ignore[attr-defined]
 
+    def _handed_over(self) -> None:
+        self.examples = self.left_out = 0
+        self._calls.forget()
+        self._handing = True
+
+    def _own_step(self, *_: Any) -> None:
+        """Before each step of the user's optimizer.
+
+        Raises:
+            ValueError: it is no step of the wrapper that ``make_private`` returned, which clips the
+                gradients and adds the noise.
+        """
+        if not self._handing:
+            self.drop()
+            raise ValueError(
+                "optimizer.step() must be that of the optimizer that make_private returned, got "
+                "one of the optimizer inside, whose gradients are neither clipped nor noisy: use "
+                "the returned one. Nothing was released"
+            )
+        self._handing = False
+
+    def _forget_activations(self) -> None:
+        """What Opacus's hooks keep of a forward pass whose backward pass does not come."""
+        for part in self._model.modules():
+            if hasattr(part, "activations"):
+                part.activations = []  # type: ignore[assignment]
+            if hasattr(part, "max_batch_len"):
+                del part.max_batch_len
+        for param in self.params:
+            if hasattr(param, "_forward_counter"):
+                param._forward_counter = 0  # type: ignore[attr-defined]
+            if hasattr(param, "_current_grad_sample"):
+                del param._current_grad_sample  # type: ignore[attr-defined]
+
     def _pre_step(self, *given: Any, **named: Any) -> bool:
+        if self._calls.twice:
+            self.drop()
+            raise ValueError(
+                "the model must be called once for each backward pass, got gradients of several "
+                "calls; their rows might be different examples: make one module that calls it "
+                "several times, or call backward after each: nothing was released"
+            )
         self._check_used()
         return self._prepare(*given, **named)
 
@@ -449,6 +509,11 @@ def validate(module: nn.Module) -> None:
 def compatible(module: nn.Module) -> nn.Module:
     """A copy of the module with the parts replaced that cannot be private."""
     return opacus.PrivacyEngine.get_compatible_module(module)
+
+
+def keeps_or_mixes(part: nn.Module) -> bool:
+    """Whether a layer in training mode mixes examples, or keeps statistics of them."""
+    return isinstance(part, MIXING) or bool(getattr(part, "track_running_stats", False))
 
 
 def _summed(param: nn.Parameter) -> torch.Tensor:

@@ -164,7 +164,7 @@ def set_up(
         wrapped = opacus.wrap(module, optimizer, loader, plan, processes.world_size, options)
         returned, sums = (
             wrapped.returned,
-            opacus.OpacusSums(wrapped, distributed=processes.distributed, exact=options.exact),
+            opacus.OpacusSums(wrapped, options, distributed=processes.distributed),
         )
     mean = options.loss_reduction == "mean"
     scale = plan.noise_multiplier * options.clip_norm / (plan.divisor if mean else 1.0)
@@ -243,6 +243,13 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
             "price"
         )
     checks.choice("grad_sample_mode", mode, ("auto", OWN, *GHOST, *opacus.MODES))
+    for name, part in module.named_modules():
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None:
+            raise ValueError(
+                f"an embedding must not have max_norm, got {part.max_norm:g} in {name!r}: its rows "
+                "would be scaled in the forward pass, without noise, where examples have their "
+                "tokens; drop it"
+            )
     objection = one_pass_objection(module, options)
     if mode in (OWN, *GHOST) and objection:
         raise ValueError(f"grad_sample_mode={mode!r} cannot take this model: {objection}")

@@ -74,6 +74,10 @@ class Sums(Protocol):
         """Forget everything of the batch."""
         ...
 
+    def close(self) -> None:
+        """Leave the model alone from now on."""
+        ...
+
 
 class PrivateStep:
     """Called once for each logical step, when its sums are complete.

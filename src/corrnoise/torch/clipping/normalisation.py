@@ -49,11 +49,11 @@ def channels(inputs: Tensor, grads: Tensor, groups: int, eps: float) -> tuple[Te
         groups: of channels that are normalised together.
         eps: of the layer.
     """
-    grad = grads.flatten(2)
+    inputs, grads = (each[..., None].flatten(2) for each in (inputs, grads))  # perhaps one position
     if _fits(inputs):
-        return _fused_channels(inputs.flatten(2), grad, groups, eps)
+        return _fused_channels(inputs, grads, groups, eps)
     plain = functional.group_norm(inputs.float(), groups, eps=eps)
-    return torch.linalg.vecdot(grad.float(), plain.flatten(2)), grad.sum(2, dtype=torch.float32)
+    return torch.linalg.vecdot(grads.float(), plain), grads.sum(2, dtype=torch.float32)
 
 
 def _fused_rows(

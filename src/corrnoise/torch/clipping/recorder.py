@@ -8,9 +8,8 @@ classes, the same parameters, the same ``state_dict``.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,10 @@ from torch.utils import _pytree as pytree
 from corrnoise.torch.clipping import fallback, handlers
 from corrnoise.torch.clipping.layers import Layer, layers
 from corrnoise.torch.clipping.parts import Part
-from corrnoise.torch.clipping.separate import check_separate
+from corrnoise.torch.clipping.separate import Separate
+
+# Torch has no public name for it.
+_task: Any = torch._C._current_graph_task_id  # type: ignore[attr-defined]  # pyright: ignore
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,11 @@ class _Tap(torch.autograd.Function):
         return None, None, None, *grads, *(None for _ in range(ctx.size))
 
 
+def backward_pass() -> int:
+    """Which backward pass runs, or -1: checkpointing calls layers once more in it."""
+    return _task()
+
+
 def _same(tensor: Tensor) -> Tensor:
     """A tensor on the same memory that is not a view, for autograd."""
     return tensor.new_empty(0).set_(tensor)  # type: ignore[call-overload]
@@ -125,16 +132,19 @@ class Recorder:
         self.layers = list(layers(model, trained))
         self.examples = 0  # in the batch that the model runs on
         self._number = 0  # of calls of the whole model
+        self._first: int | None = None  # of them on several examples
+        self._inside = False  # whether the whole model runs
         self.paused = False
-        self._rows: int | None = None  # of the batch, while the model runs on a few of them
-        self._separate = not probe  # whether the model was seen to treat examples apart
+        self._separate = Separate(model, self.layers if probe else ())
+        self._shared: dict[str, set[bool]] = {}  # whether layers saw one row for all examples
         self.on_start: Any = lambda: None  # called when the model starts on a batch
         self._token: dict[torch.device, Tensor] = {}
         # A compiled model must not compile the hooks.
         self._plain: Any = torch.compiler.disable
-        starts = self._plain(self._starts)
+        starts, ends = self._plain(self._starts), self._plain(self._ends)
         self._handles: list[Any] = [
-            model.register_forward_pre_hook(starts, with_kwargs=True, prepend=True)
+            model.register_forward_pre_hook(starts, with_kwargs=True, prepend=True),
+            model.register_forward_hook(ends, always_call=True),
         ]
         for layer in self.layers:
             self._watch(layer)
@@ -146,6 +156,7 @@ class Recorder:
 
     def close(self) -> None:
         """Leave the model alone from now on."""
+        self._separate.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -164,22 +175,31 @@ class Recorder:
             )
         self.on_start()
         self.examples, self._number = len(found[0]), self._number + 1
-        if not self._separate and self.examples > 1:
-            self.paused = True
-            try:
-                check_separate(module, args, kwargs, self.examples, self._few)
-            finally:
-                self.paused = False
-            self._separate = True
+        if self._first is None and self.examples > 1:
+            self._first = self._number
+        self.paused = True
+        try:
+            self._separate.check(args, kwargs, self.examples)
+        finally:
+            self.paused = False
+        self._inside = True
+
+    def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self.paused:
+            self._inside = False
 
     def _watch(self, layer: Layer) -> None:
         away: list[list[Tensor]] = []
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if not self._recording():
-                if layer.handler is not None:
-                    self._check_few(layer, args[:1])
                 return None
+            if not self._inside and backward_pass() < 0:
+                raise ValueError(
+                    f"the layer {layer.name!r} must be called by the model that make_private saw, "
+                    "got a call from outside, whose rows might be other examples than the model's; "
+                    "call the model: nothing was released"
+                )
             away.append(layer.stand_aside())
             args = handlers.in_autocast(module, self._expanded(layer, args))
             return args, kwargs
@@ -188,10 +208,6 @@ class Recorder:
             if away:
                 layer.come_back(away.pop())
             if output is None or not self._recording():  # the layer itself failed
-                if layer.handler is None:
-                    self._check_few(
-                        layer, fallback.examples_first(module, fallback.tensors(output))
-                    )
                 return None
             return self._tapped(layer, (args, kwargs), output)
 
@@ -207,7 +223,15 @@ class Recorder:
         if not args or not isinstance(args[0], Tensor) or layer.handler is None:
             return args
         first = args[0]
-        if first.dim() == 0 or len(first) not in (1, self.examples):
+        strange = first.dim() == 0 or len(first) not in (1, self.examples)
+        if not strange and self.examples > 1:
+            # A dimension that is no batch can have one row at first, and later as many as examples.
+            shared = len(first) == 1
+            known = self._shared.setdefault(layer.name, {shared})
+            if self._number == self._first:
+                known.add(shared)
+            strange = shared not in known
+        if strange:
             raise ValueError(
                 f"the layer {layer.name!r} must see one row for each of the {self.examples} "
                 f"examples of the batch, got an input of shape {tuple(first.shape)}; its gradient "
@@ -250,28 +274,6 @@ class Recorder:
                 f"examples of the batch, got an output of shape {tuple(output.shape)}; keep the "
                 "batch as the first dimension, or freeze the layer"
             )
-
-    @contextlib.contextmanager
-    def _few(self, rows: int) -> Generator[None]:
-        """While the model runs on so many examples of the batch, without gradients."""
-        self._rows = rows
-        try:
-            yield
-        finally:
-            self._rows = None
-
-    def _check_few(self, layer: Layer, seen: Sequence[Any]) -> None:
-        """Raise if a layer's first dimension is the batch by chance: by its size alone."""
-        for tensor in seen:
-            if self._rows is None or not isinstance(tensor, Tensor) or not tensor.dim():
-                continue
-            if len(tensor) not in (1, self._rows):
-                raise ValueError(
-                    f"the layer {layer.name!r} must see one row for each of the {self.examples} "
-                    f"examples of the batch, but for {self._rows} of them alone it has a tensor of "
-                    f"shape {tuple(tensor.shape)}: its first dimension is not the batch; keep the "
-                    "batch as the first dimension, or freeze the layer: nothing was released"
-                )
 
     def _note(self, call: Call) -> None:
         self.calls.append(call)

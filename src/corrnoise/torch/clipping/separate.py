@@ -1,85 +1,280 @@
-"""Whether model and loss treat the examples of a batch apart, as clipping each of them needs."""
+"""Whether a model treats the examples of a batch apart, as clipping each of them needs."""
 
 from __future__ import annotations
 
+import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from corrnoise.torch.clipping.fallback import tensors
-from corrnoise.torch.looking import check_buffers, evaluate, looking, noted, reseed
+from corrnoise.torch.clipping.fallback import examples_first, tensors
+from corrnoise.torch.clipping.layers import Layer
+from corrnoise.torch.looking import check_buffers, looking, noted, same_draws
+
+# What other rows may change by where nothing varies by itself, relative: the shapes are the same,
+# and so are the additions.
+_LEAST = 1e-6
+
+_OUTPUT = "the output"
+
+_Call = tuple[str, list[Tensor]]  # of a layer, by a name, and what it was given; the output at last
 
 
-def check_separate(
-    model: nn.Module,
-    args: Any,
-    kwargs: Any,
-    examples: int,
-    watched: Callable[[int], AbstractContextManager[None]],
-) -> None:
-    """Raise if the first examples' outputs depend on who else is in the batch.
+class Separate:
+    """Looks at a model's first batch of several examples, and never again.
 
-    The model runs without gradients on the whole batch and on its first examples: as in training
-    without dropout, and where something else is random then, as in evaluation. Buffers must not
-    depend on the examples either.
+    The model runs without gradients, each time from the same buffers and with the same random
+    numbers: on a few examples alone, twice on the whole batch, and on batches in which the first,
+    the middle or the last example is replaced by another. Nothing of the others may change then:
+    neither what trained layers are given of them, nor the outputs, nor buffers. And trained layers
+    must have one row for each example.
 
     Args:
-        model: whoever watches its calls must look away.
-        args: of the call.
-        kwargs: of the call.
-        examples: in the batch.
-        watched: a context for the run on as many examples as it is given.
+        model: whoever watches its calls must look away during the check.
+        layers: with trained parameters. They are watched from now on: a model that is compiled
+            later would not know of hooks that come then.
     """
-    rows = min(2, examples - 1)
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    some = [leaf[:rows] if _batched(leaf, examples) else leaf for leaf in leaves]
-    few_args, few_kwargs = pytree.tree_unflatten(some, spec)
 
-    def run(rows: int | None) -> list[Tensor]:
-        if rows is None:
-            return tensors(model(*args, **kwargs))
-        with watched(rows):
-            return tensors(model(*few_args, **few_kwargs))
+    def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
+        self._model, self._layers = model, layers
+        self._given: Callable[[Layer, Any], None] | None = None
+        self._gave: Callable[[Layer, Any], None] | None = None
+        self._handles: list[Any] = []
+        for layer in layers:
+            self._watch(layer)
 
-    with torch.no_grad(), looking(model):
-        whole, left = noted(model, lambda: run(None))
-        reseed()
-        again, _ = noted(model, lambda: run(None))
-        few, few_left = noted(model, lambda: run(rows))
-        evaluate(model)
-        calm, calm_few = run(None), run(rows)
-    random = any(_far(a, b) > _tolerance(a) for a, b in zip(whole, again, strict=True))
-    for a, b in zip(*((calm, calm_few) if random else (whole, few)), strict=True):
-        if not _batched(a, examples) or len(b) != rows:
-            continue
-        far = _far(b, a[:rows])
-        if not far <= _tolerance(a):
+    def check(self, args: Any, kwargs: Any, examples: int) -> None:
+        """Raise if one example changes what the model does with the others.
+
+        Args:
+            args: of the call.
+            kwargs: of the call.
+            examples: in the batch; a single one says nothing.
+        """
+        if not self._handles or examples < 2:
+            return
+        batch, whole = _Batch(args, kwargs, examples), list[_Call]()
+        with torch.no_grad(), looking(self._model):
+            left = self._run(batch.whole(), lambda *call: whole.append(call))
+            few = _Few(whole, examples)
+            self._gave = batch.check_rows
+            self._run(batch.first(), few)
+            self._gave = None
+            again = _Again(whole, examples)
+            self._run(batch.whole(), again)
+            limit = again.limit()
+            for row in sorted({0, examples // 2, examples - 1}):
+                other = batch.replaced(row)
+                if other is not None:
+                    check_buffers(left, self._run(other, _Others(whole, few, row, limit)))
+        self.close()
+
+    def close(self) -> None:
+        """Watch no layer any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _run(
+        self, arguments: tuple[Any, Any], see: Callable[[str, list[Tensor]], None]
+    ) -> dict[str, Tensor]:
+        """The buffers that are left; ``see`` gets what layers are given, and the outputs at last.
+
+        What it does not keep is free before the next layer runs.
+        """
+
+        def given(layer: Layer, inputs: Any) -> None:
+            leaves = pytree.tree_leaves(inputs)
+            see(f"the layer {layer.name!r}", [x for x in leaves if isinstance(x, Tensor)])
+
+        same_draws()
+        self._given = given
+        try:
+            args, kwargs = arguments
+            outputs, left = noted(self._model, lambda: tensors(self._model(*args, **kwargs)))
+        finally:
+            self._given = None
+        see(_OUTPUT, outputs)
+        return left
+
+    def _watch(self, layer: Layer) -> None:
+        # Where the model is a layer itself, this is called once more, without keywords, after it
+        # was removed.
+        def before(_: nn.Module, args: Any, kwargs: Any = None) -> None:
+            if self._given is not None:
+                self._given(layer, (args, kwargs))
+
+        def after(_: nn.Module, args: Any, output: Any) -> None:
+            if self._given is not None and self._gave is not None:
+                self._gave(layer, output)
+
+        plain: Any = torch.compiler.disable  # a compiled model must not compile the hooks
+        early, late = plain(before), plain(after)
+        self._handles += [
+            layer.module.register_forward_pre_hook(early, with_kwargs=True),
+            layer.module.register_forward_hook(late),
+        ]
+
+
+class _Batch:
+    """The arguments of a call, whose tensors with as many rows as examples are the batch."""
+
+    def __init__(self, args: Any, kwargs: Any, examples: int) -> None:
+        self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
+        self._examples, self._rows = examples, min(2, examples - 1)
+
+    def whole(self) -> tuple[Any, Any]:
+        return self._with(lambda leaf: leaf)
+
+    def first(self) -> tuple[Any, Any]:
+        """A few examples."""
+        return self._with(lambda leaf: leaf[: self._rows])
+
+    def replaced(self, row: int) -> tuple[Any, Any] | None:
+        """With another example in the place of one, if there is one that differs."""
+        examples = self._examples
+        half = examples // 2  # far away: batches are often sorted
+        for other in ((row + half + step) % examples for step in range(examples)):
+            if not all(leaf[row].equal(leaf[other]) for leaf in self._leaves if self._many(leaf)):
+                order = [other if k == row else k for k in range(examples)]
+                return self._with(functools.partial(_rows, order=order))
+        return None
+
+    def check_rows(self, layer: Layer, output: Any) -> None:
+        """Raise if a layer's first dimension is the batch by chance: by its size alone."""
+        for tensor in examples_first(layer.module, tensors(output)):
+            if tensor.dim() and len(tensor) not in (1, self._rows):
+                raise ValueError(
+                    f"the layer {layer.name!r} must see one row for each of the {self._examples} "
+                    f"examples of the batch, but for {self._rows} of them alone it has a tensor of "
+                    f"shape {tuple(tensor.shape)}: its first dimension is not the batch; keep the "
+                    "batch as the first dimension, or freeze the layer: nothing was released"
+                )
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
+        some = [change(leaf) if self._many(leaf) else leaf for leaf in self._leaves]
+        args, kwargs = pytree.tree_unflatten(some, self._spec)
+        return args, kwargs
+
+    def _many(self, leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == self._examples
+
+
+def _rows(leaf: Tensor, order: list[int]) -> Tensor:
+    return leaf[order]
+
+
+class _Beside(ABC):
+    """Sees a run beside that of the whole batch, tensor by tensor.
+
+    From where other layers are called than there, only the outputs are looked at.
+    """
+
+    def __init__(self, whole: Sequence[_Call], examples: int) -> None:
+        self._whole, self.examples, self._at = whole, examples, 0
+
+    def __call__(self, name: str, found: list[Tensor]) -> None:
+        """What a layer is given, or the outputs."""
+        last = len(self._whole) - 1
+        at = last if name == _OUTPUT else self._at
+        self._at = at + 1
+        if at > last or self._whole[at][0] != name or len(self._whole[at][1]) != len(found):
+            self._at = last + 1
+            return
+        for number, (before, after) in enumerate(zip(self._whole[at][1], found, strict=True)):
+            self.judge((at, number), name, before, after)
+
+    @abstractmethod
+    def judge(self, place: tuple[int, int], name: str, before: Tensor, after: Tensor) -> None:
+        """See a tensor of this run, and what it was with the whole batch."""
+
+
+class _Few(_Beside):
+    """Finds the dimension of every tensor that grows with the number of examples, if one does."""
+
+    def __init__(self, whole: Sequence[_Call], examples: int) -> None:
+        super().__init__(whole, examples)
+        self.axes: dict[tuple[int, int], int | None] = {}
+
+    def judge(self, place: tuple[int, int], name: str, before: Tensor, after: Tensor) -> None:
+        if before.dim() == after.dim():
+            pairs = zip(before.shape, after.shape, strict=True)
+            axes = [k for k, (many, few) in enumerate(pairs) if many != few]
+            if len(axes) < 2:
+                self.axes[place] = axes[0] if axes else None
+
+
+class _Again(_Beside):
+    """How much two equal runs differ."""
+
+    _most, _low = 0.0, False
+
+    def judge(self, place: tuple[int, int], name: str, before: Tensor, after: Tensor) -> None:
+        self._low = self._low or before.dtype in (torch.bfloat16, torch.float16)
+        self._most = max(self._most, float(_far(before, after)))
+
+    def limit(self) -> float:
+        """What may change without a reason, relative: ten times what did.
+
+        Raises:
+            ValueError: it is more than rounding.
+        """
+        if not self._most <= (0.05 if self._low else 1e-3):
             raise ValueError(
-                "the model must treat the examples of a batch apart, but the output for the first "
-                f"{rows} changes by {far:.1%} when the others are there; replace "
-                "what mixes them, such as batch normalisation: nothing was released"
+                "the model must do the same with the same batch and the same random numbers, but "
+                f"it changes by {self._most:.1%} from one call to the next: it keeps what it sees, "
+                "or draws from a generator of its own; keep nothing of examples, and draw from "
+                "torch's global generator: nothing was released"
             )
-    if not random:
-        check_buffers(left, few_left)
+        return max(_LEAST, 10.0 * self._most)
 
 
-def _far(wanted: Tensor, found: Tensor) -> float:
-    """How far two outputs are apart, relative; 0 where both are tiny."""
-    if wanted.shape != found.shape:
-        return float("inf")
-    far = torch.linalg.vector_norm((found - wanted).float())
-    size = torch.linalg.vector_norm(wanted.float())
-    return 0.0 if far <= 1e-6 else float(far / size)
+class _Others(_Beside):
+    """Raises if something of other examples has changed with one of them.
+
+    What has no row for each example must not change at all, but for outputs, such as a loss.
+    """
+
+    def __init__(self, whole: Sequence[_Call], few: _Few, row: int, limit: float) -> None:
+        super().__init__(whole, few.examples)
+        self._axes, self._row, self._limit = few.axes, row, limit
+
+    def judge(self, place: tuple[int, int], name: str, before: Tensor, after: Tensor) -> None:
+        first = 0 if before.dim() and len(before) == self.examples else None
+        axis = self._axes.get(place, first)
+        known = axis is not None or (place in self._axes and name != _OUTPUT)
+        if before.shape != after.shape or not known:
+            return
+        far = _far(before, after) if axis is None else self._far_rows(before, after, axis)
+        if not far <= self._limit:
+            what = name if name == _OUTPUT else f"the input of {name}"
+            raise ValueError(
+                "the model must treat the examples of a batch apart, but with another example in "
+                f"row {self._row} {what} changes for the others, by {float(far):.2%}; replace what "
+                "mixes or sorts them, such as batch normalisation: nothing was released"
+            )
+
+    def _far_rows(self, before: Tensor, after: Tensor, axis: int) -> Tensor:
+        pair, examples = (before.movedim(axis, 0), after.movedim(axis, 0)), self.examples
+        if len(pair[0]) % examples:
+            return torch.zeros(())
+        # Several rows of an example lie beside each other, or with those of others in between.
+        ways = [[each.unflatten(0, (examples, -1)) for each in pair]]
+        if len(pair[0]) > examples:
+            ways.append([each.unflatten(0, (-1, examples)).transpose(0, 1) for each in pair])
+        others = [k for k in range(examples) if k != self._row]
+        return torch.stack([_far(a[others], b[others]) for a, b in ways]).min()
 
 
-def _batched(leaf: Any, examples: int) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == examples
-
-
-def _tolerance(output: Tensor) -> float:
-    low = output.dtype != torch.float32 or torch.is_autocast_enabled(output.device.type)
-    return 0.05 if low or output.is_cuda else 1e-3
+def _far(before: Tensor, after: Tensor) -> Tensor:
+    """How far two tensors are apart, relative; what is NaN in both is equal."""
+    if before.shape != after.shape:
+        return torch.full((), torch.inf)
+    equal = (before == after) | (before.isnan() & after.isnan())
+    far = (before.float() - after.float()).masked_fill(equal, 0.0)
+    size = torch.linalg.vector_norm(before.float().nan_to_num(0.0, 0.0, 0.0))
+    return torch.where(equal.all(), 0.0, torch.linalg.vector_norm(far) / size).cpu()

@@ -1,0 +1,142 @@
+"""Calls of a model in Opacus's modes, which clip whatever rows they find: are they examples?"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from corrnoise.torch.clipping.fallback import examples_first, tensors
+from corrnoise.torch.clipping.layers import Layer, layers
+from corrnoise.torch.clipping.recorder import backward_pass
+from corrnoise.torch.clipping.separate import Separate
+
+
+class ModelCalls:
+    """Sees that a model treats examples apart, and is called once for each backward pass.
+
+    Args:
+        called: what the loop calls: Opacus's wrapper, or the model.
+        model: without the wrapper.
+        params: the trained ones.
+        own: layers that are not looked at: Opacus's hooks know the dimensions inside of them.
+        mixing: layers that mix examples, or keep statistics of them, in training mode.
+        batch_first: whether the first dimension of a batch is the examples. Else the model is not
+            looked at.
+
+    Attributes:
+        twice: whether gradients of two calls came in one backward pass.
+    """
+
+    def __init__(
+        self,
+        called: nn.Module,
+        model: nn.Module,
+        params: Sequence[nn.Parameter],
+        *,
+        own: tuple[type[nn.Module], ...],
+        mixing: Callable[[nn.Module], bool],
+        batch_first: bool,
+    ) -> None:
+        self.twice = False
+        self._model, self._batch_first = model, batch_first
+        self._mixing = [(name, part) for name, part in model.named_modules() if mixing(part)]
+        inside = {
+            id(part)
+            for layer in model.modules()
+            if isinstance(layer, own)
+            for part in layer.modules()
+        }
+        trained = {id(param) for param in params}
+        found = [layer for layer in layers(model, trained) if id(layer.module) not in inside]
+        self._separate = Separate(model, found if batch_first else ())
+        self._looking, self._inside, self._examples, self._number = False, False, 0, 0
+        self._passes: dict[int, set[int]] = {}
+        plain: Any = torch.compiler.disable
+        self._handles: list[Any] = [
+            called.register_forward_pre_hook(plain(self._starts), with_kwargs=True, prepend=True),
+            called.register_forward_hook(plain(self._ends), always_call=True),
+        ]
+        for layer in found if batch_first else ():
+            self._watch(layer)
+
+    def forget(self) -> None:
+        """A step ends, or begins again."""
+        self.twice = False
+        self._passes.clear()
+
+    def close(self) -> None:
+        """Watch the model no more."""
+        self._separate.close()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _recording(self) -> bool:
+        return torch.is_grad_enabled() and self._model.training and not self._looking
+
+    def _starts(self, _: nn.Module, args: Any, kwargs: Any) -> None:
+        if not self._recording():
+            return
+        for name, part in self._mixing:
+            if part.training:
+                raise ValueError(
+                    f"the model must treat the examples of a batch apart, but {name!r}, a "
+                    f"{type(part).__name__}, mixes them or keeps their statistics in training "
+                    "mode; call PrivacyEngine.get_compatible_module(model), or keep that layer in "
+                    "evaluation mode: nothing was released"
+                )
+        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not leaves or not leaves[0].dim():
+            return
+        self._examples = len(leaves[0])
+        self._looking = True
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._separate.check(args, kwargs, len(leaves[0]))
+        finally:
+            self._looking = False
+        self._inside = True
+
+    def _watch(self, layer: Layer) -> None:
+        def gave(module: nn.Module, _: Any, output: Any) -> None:
+            if not self._recording() or backward_pass() >= 0:
+                return
+            if not self._inside:
+                raise ValueError(
+                    f"the layer {layer.name!r} must be called by the model that make_private saw, "
+                    "got a call from outside, whose rows might be other examples than the model's; "
+                    "call the model: nothing was released"
+                )
+            for tensor in examples_first(module, tensors(output)):
+                if tensor.dim() == 0 or len(tensor) != self._examples:
+                    raise ValueError(
+                        f"the layer {layer.name!r} must give one row for each of the "
+                        f"{self._examples} examples of the batch, got an output of shape "
+                        f"{tuple(tensor.shape)}; keep the batch as the first dimension, or freeze "
+                        "the layer: nothing was released"
+                    )
+
+        plain: Any = torch.compiler.disable
+        self._handles.append(layer.module.register_forward_hook(plain(gave)))
+
+    def _ends(self, _: nn.Module, args: Any, output: Any) -> None:
+        if not self._recording():
+            return
+        self._inside = False
+        self._number += 1
+        number = self._number
+
+        def back(grad: Tensor) -> None:
+            calls = self._passes.setdefault(backward_pass(), set())
+            calls.add(number)
+            self.twice = self.twice or len(calls) > 1
+
+        for tensor in tensors(output):
+            if tensor.requires_grad:
+                tensor.register_hook(back)

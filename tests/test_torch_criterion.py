@@ -195,6 +195,36 @@ def test_what_the_ghost_modes_cannot_do_is_refused(options, words):
         private(PrivacyEngine(key=KEY), grad_sample_mode="ghost", **options)
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("kind", [nn.MSELoss, nn.L1Loss])
+def test_losses_of_every_output_with_every_target_are_refused(kind):
+    loss = ExampleLoss(kind(), "mean")
+    one, many = torch.zeros(6, 1), torch.zeros(6)
+    for given in ((one, many), (many, one)):
+        with pytest.raises(ValueError, match=r"losses of shape \(6, 6\) for .* give both the same"):
+            loss(*given)
+    assert float(loss(one, one)) == float(loss(many, many)) == 0.0
+
+
+def test_flattened_positions_need_the_shape_of_the_outputs():
+    """Else the share of an example would depend on the length of the longest."""
+    torch.manual_seed(0)
+    x, y = torch.randint(7, (2, 6, 4)).unbind(0)
+    made = private(
+        PrivacyEngine(key=KEY),
+        net=Language(),
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=6),
+        grad_sample_mode="ghost",
+    )
+    logits = made[0](x)
+    flat = (logits.flatten(0, 1), y.flatten())
+    with pytest.raises(ValueError, match=r"each of the 6 examples .* shape \(24,\); pass shape="):
+        made[2](*flat)
+    assert float(made[2](*flat, shape=logits.shape).detach()) > 0.0
+    with torch.no_grad():  # an evaluation of two examples
+        assert float(made[2](made[0](x[:2]).flatten(0, 1), y[:2].flatten())) > 0.0
+
+
 def test_a_criterion_with_one_number_for_a_batch_is_refused():
     made = private(
         PrivacyEngine(key=KEY), grad_sample_mode="ghost", criterion=functional.cross_entropy

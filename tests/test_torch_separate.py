@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from opacus.layers import DPLSTM, DPMultiheadAttention
@@ -54,6 +56,10 @@ def kept(part, h):
     """In a plain attribute, of which no ``state_dict`` knows."""
     part.mean = 0.9 * getattr(part, "mean", 0.0) + 0.1 * h.detach().mean(0)
     return h - part.mean
+
+
+def of_the_largest(_, h):
+    return h / h.abs().max()
 
 
 class Flat(Changed):
@@ -123,6 +129,7 @@ class Places(nn.Module):
 MIXING = {
     "zero head": lambda: Changed(normalised, zero=True),
     "earlier rows": lambda: Changed(of_earlier),
+    "the largest": lambda: Changed(of_the_largest),
     "beside noise": lambda: Changed(beside_noise),
     "one row for all": lambda: Changed(shared),
     "flat output": lambda: Flat(normalised),
@@ -228,8 +235,39 @@ class Recurrent(nn.Module):
         return self.last(self.layer(steps.transpose(0, 1))[0][-1])
 
 
+class Growing(Changed):
+    """A buffer that becomes longer with what it saw, a count, and inputs changed in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("turns", torch.zeros(1), persistent=False)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if len(self.turns) < WIDTH:
+            self.turns = torch.linspace(0.0, 1.0, WIDTH)
+        x = x.clone() if torch.is_grad_enabled() else x.sub_(0.1)
+        return super().forward(x + self.turns) * (1.0 + 0.1 * self.calls)
+
+
+class Again(Changed):
+    """Calls itself for what it does not train on."""
+
+    def forward(self, x, inner=False):
+        out = super().forward(x)
+        if not inner and torch.is_grad_enabled():
+            with torch.no_grad():
+                aim = self(x, inner=True)
+            out = self.last(self.first(x + aim.mean(1, keepdim=True)))
+        return out
+
+
 APART = {
+    "growing": Growing,
+    "called by itself": Again,
     "plain": Changed,
+    "one layer": lambda: nn.Linear(WIDTH, 3),
     "a zero head": lambda: Changed(zero=True),
     "random": Random,
     "evaluation": lambda: Statistics(nn.BatchNorm1d(8)),
@@ -242,6 +280,8 @@ APART = {
 @pytest.mark.parametrize("kind", APART)
 def test_models_that_treat_examples_apart_are_taken(kind, mode):
     net = APART[kind]()
+    if kind == "called by itself" and mode != "auto":
+        pytest.skip("Opacus's hooks take no second call")
     if kind == "evaluation":
         if mode == "auto":
             mode = "hooks"  # in one pass there is no such layer at all
@@ -250,6 +290,85 @@ def test_models_that_treat_examples_apart_are_taken(kind, mode):
         net.layer.training = False
     engine, made = started(net, mode)
     steps(engine, made)
+    assert engine.steps_released == 2
+
+
+class Valid(Changed):
+    """Outputs of the tokens alone that are no padding: here as many as there are examples."""
+
+    def forward(self, x, lengths):
+        tokens = super().forward(x[:, None].expand(-1, 4, -1) * torch.arange(4.0)[:, None])
+        return tokens[torch.arange(4) < lengths[:, None]]
+
+
+def test_outputs_without_padding_are_no_rows_of_examples():
+    net = Valid()
+    clipper = Clipper(net, list(net.parameters()), 1.0)
+    x, lengths = data().tensors[0], 1 + 2 * (torch.arange(COUNT) % 2)  # 24 tokens of 12 examples
+    net(x, lengths).square().sum().backward()
+    clipper.sums()
+    assert clipper.examples == COUNT
+
+
+class Stops(Changed):
+    """Is interrupted once, in a run on a few examples."""
+
+    left = 1
+
+    def forward(self, x):
+        if len(x) == 2 and self.left:
+            self.left -= 1
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("mode", ["auto", "hooks"])
+def test_a_check_that_was_interrupted_is_made_again(mode):
+    net = Stops()
+    engine, made = started(net, mode)
+    with pytest.raises(KeyboardInterrupt):
+        steps(engine, made)
+    net.left = 0
+    steps(engine, made)
+    assert engine.steps_released == 2
+
+
+@pytest.mark.parametrize("mode", ["auto", "hooks"])
+@pytest.mark.parametrize("first", ["evaluation", "equal rows"])
+def test_a_first_batch_that_shows_nothing_does_not_end_the_check(first, mode):
+    net = Changed(beside_noise)
+    engine, made = started(net, mode)
+    x = data().tensors[0]
+    if first == "evaluation":
+        net.eval()
+        made[0](x)
+        net.train()
+    else:
+        net.between = lambda part, h: h
+        made[0](torch.zeros_like(x)).sum().backward()
+        net.between = beside_noise
+    made[1].zero_grad()
+    with pytest.raises(ValueError, match="apart"):
+        steps(engine, made)
+    assert engine.steps_released == 0
+
+
+def test_layers_in_training_mode_inside_a_model_in_evaluation_mode_are_looked_at():
+    net = Changed(normalised)
+    engine, made = started(net, "hooks")
+    net.eval()
+    net.last.train()
+    with pytest.raises(ValueError, match="apart"):
+        steps(engine, made)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch"])
+def test_the_model_itself_may_be_called_instead_of_its_wrapper(mode):
+    net = Changed()
+    engine, made = started(net, mode)
+    with torch.no_grad():
+        copy.deepcopy(net)(data().tensors[0])
+    steps(engine, (net, *made[1:]))
     assert engine.steps_released == 2
 
 

@@ -191,16 +191,14 @@ class Statement:
         """What the guarantee assumes, and what it does not cover."""
         exact = "arithmetic without rounding"
         if self.exact_release:
-            exact = (
-                "a float64 logarithm, root and tangent within a relative 2^-44, gradients of an "
-                "example that do not depend on the others in its physical batch"
-            )
+            exact = "a float64 logarithm, root and tangent within a relative 2^-44"
         elif self.truncation is None:
             exact += " and untruncated normals"
         return (
-            f"It assumes {exact}, a key that nobody else has, and a number of steps that was not "
-            "chosen by looking at the results (else quote the whole run). It does not cover other "
-            "uses of the data, such as a search for hyperparameters."
+            f"It assumes {exact}, gradients of an example that do not depend on the others in its "
+            "physical batch, a key that nobody else has, and a number of steps that was not chosen "
+            "by looking at the results (else quote the whole run). It does not cover other uses of "
+            "the data, such as a search for hyperparameters."
         )
 
     def rows(self) -> list[tuple[str, str]]:

@@ -54,15 +54,18 @@ class ModelCalls:
         trained = {id(param) for param in params}
         found = [layer for layer in layers(model, trained) if id(layer.module) not in inside]
         self._separate = Separate(model, found if batch_first else ())
-        self._looking, self._inside, self._examples, self._number = False, False, 0, 0
+        self._looking, self._inside, self._number = False, False, 0
+        self._examples: int | None = 0  # in the batch, where the call shows it
+        self._layers, self._noted = found, 0
         self._passes: dict[int, set[int]] = {}
-        plain: Any = torch.compiler.disable
-        self._handles: list[Any] = [
+        self._handles: list[Any] = []
+        for layer in found if batch_first else ():
+            self._watch(layer)
+        plain: Any = torch.compiler.disable  # a compiled model must not compile the hooks
+        self._handles += [  # the last one after that of a layer which is the model itself
             called.register_forward_pre_hook(plain(self._starts), with_kwargs=True, prepend=True),
             called.register_forward_hook(plain(self._ends), always_call=True),
         ]
-        for layer in found if batch_first else ():
-            self._watch(layer)
 
     def forget(self) -> None:
         """A step ends, or begins again."""
@@ -77,7 +80,9 @@ class ModelCalls:
         self._handles.clear()
 
     def _recording(self) -> bool:
-        return torch.is_grad_enabled() and self._model.training and not self._looking
+        # Opacus's hooks ask each layer for its mode.
+        training = any(layer.module.training for layer in self._layers)
+        return torch.is_grad_enabled() and training and not self._looking
 
     def _starts(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._recording():
@@ -90,22 +95,23 @@ class ModelCalls:
                     "mode; call PrivacyEngine.get_compatible_module(model), or keep that layer in "
                     "evaluation mode: nothing was released"
                 )
-        leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if not leaves or not leaves[0].dim():
-            return
-        self._examples = len(leaves[0])
+        leaves = pytree.tree_leaves((args, kwargs))
+        sizes = [len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+        self._examples = sizes[0] if sizes else None
         self._looking = True
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._separate.check(args, kwargs, len(leaves[0]))
+                self._separate.check(args, kwargs, self._examples or 0)
         finally:
             self._looking = False
+        self._number += 1
         self._inside = True
 
     def _watch(self, layer: Layer) -> None:
         def gave(module: nn.Module, _: Any, output: Any) -> None:
-            if not self._recording() or backward_pass() >= 0:
+            # A copy of the model has the hooks too.
+            if module is not layer.module or not self._recording() or backward_pass() >= 0:
                 return
             if not self._inside:
                 raise ValueError(
@@ -113,7 +119,10 @@ class ModelCalls:
                     "got a call from outside, whose rows might be other examples than the model's; "
                     "call the model: nothing was released"
                 )
+            self._note(output)
             for tensor in examples_first(module, tensors(output)):
+                if self._examples is None:
+                    break
                 if tensor.dim() == 0 or len(tensor) != self._examples:
                     raise ValueError(
                         f"the layer {layer.name!r} must give one row for each of the "
@@ -126,17 +135,21 @@ class ModelCalls:
         self._handles.append(layer.module.register_forward_hook(plain(gave)))
 
     def _ends(self, _: nn.Module, args: Any, output: Any) -> None:
-        if not self._recording():
+        if self._recording():
+            self._inside = False
+            self._note(output)
+
+    def _note(self, output: Any) -> None:
+        """See in which backward pass the gradients of a call come, once for each call."""
+        found = [tensor for tensor in tensors(output) if tensor.requires_grad]
+        if not found or self._noted == self._number:
             return
-        self._inside = False
-        self._number += 1
-        number = self._number
+        self._noted = number = self._number
 
         def back(grad: Tensor) -> None:
             calls = self._passes.setdefault(backward_pass(), set())
             calls.add(number)
             self.twice = self.twice or len(calls) > 1
 
-        for tensor in tensors(output):
-            if tensor.requires_grad:
-                tensor.register_hook(back)
+        for tensor in found:
+            tensor.register_hook(back)

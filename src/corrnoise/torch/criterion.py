@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class ExampleLoss:
             nn.CrossEntropyLoss(reduction=reduction) if criterion is None else criterion
         )
         self.reduction = reduction
+        self.examples: Callable[[], int] | None = None  # in the batch that the model ran on last
         own = getattr(self.criterion, "reduction", reduction)
         if own != reduction:
             raise ValueError(
@@ -54,9 +56,25 @@ class ExampleLoss:
                 "'none', got one number for the whole batch; give one of torch's losses, or use "
                 "grad_sample_mode='one_pass' with any loss that is a mean over examples"
             )
+        given = [each for each in (*args, *named.values()) if isinstance(each, Tensor)]
+        if given and losses.numel() > max(map(Tensor.numel, given)):
+            shapes = " and ".join(str(tuple(each.shape)) for each in given)
+            raise ValueError(
+                "criterion must compare each example's output with its own target, got losses of "
+                f"shape {tuple(losses.shape)} for {shapes}, of every one with every other: give "
+                "both the same shape"
+            )
         counted = self._counted(losses, args, named)
         if shape is not None and len(losses) == shape[0] * shape[1]:
             losses, counted = (each.unflatten(0, tuple(shape[:2])) for each in (losses, counted))
+        count = self.examples if losses.requires_grad else None  # else the model is evaluated
+        examples = len(losses) if count is None else count()
+        if len(losses) != examples:
+            raise ValueError(
+                f"criterion must give a loss for each of the {examples} examples of the batch, got "
+                f"losses of shape {tuple(losses.shape)}; pass shape=, the shape of the outputs "
+                "before they were flattened"
+            )
         if self.reduction == "sum":
             return losses.sum()
         losses, counted = (each.unsqueeze(-1).flatten(1).sum(1) for each in (losses, counted))

@@ -18,16 +18,17 @@ Result = TypeVar("Result")
 @contextmanager
 def looking(model: nn.Module) -> Generator[None]:
     """Dropout does nothing, and modes, buffers and generators are afterwards what they were."""
-    modes = [(part, part.training) for part in model.modules()]
-    before = _buffers(model)
+    numbers, before = _numbers(model), _buffers(model)
+    fast: Any = torch.backends.mha
+    kept = fast.get_fastpath_enabled()
+    fast.set_fastpath_enabled(False)  # attention in evaluation, which has layouts of its own
     try:
         with undisturbed(), without_dropout(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for part, mode in modes:
-            part.training = mode
-        _put_back(model, before)
+        fast.set_fastpath_enabled(kept)
+        _put_back(model, before, numbers)
 
 
 def evaluate(model: nn.Module) -> None:
@@ -48,10 +49,13 @@ def same_draws() -> None:
 
 
 def noted(model: nn.Module, run: Callable[[], Result]) -> tuple[Result, dict[str, Tensor]]:
-    """What a run of a model returns, and the buffers that it leaves; they are put back."""
-    before = _buffers(model)
+    """What a run of a model returns, and the buffers that it leaves; they are put back.
+
+    So are plain numbers, such as a count of steps.
+    """
+    numbers, before = _numbers(model), _buffers(model)
     found, after = run(), _buffers(model)
-    _put_back(model, before)
+    _put_back(model, before, numbers)
     return found, after
 
 
@@ -92,8 +96,25 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
 
 
-def _put_back(model: nn.Module, values: dict[str, Tensor]) -> None:
+def _numbers(model: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
+    """The numbers that parts have as plain attributes, their modes among them."""
+    return [
+        (part, {key: value for key, value in vars(part).items() if isinstance(value, (int, float))})
+        for part in model.modules()
+    ]
+
+
+def _put_back(
+    model: nn.Module, values: dict[str, Tensor], numbers: list[tuple[nn.Module, dict[str, Any]]]
+) -> None:
+    for part, kept in numbers:
+        vars(part).update(kept)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
-            if name in values and not buffer.equal(values[name]):
+            if name not in values or buffer.equal(values[name]):
+                continue
+            if buffer.shape == values[name].shape:
                 buffer.copy_(values[name])
+            else:  # one that grows
+                path, _, key = name.rpartition(".")
+                setattr(model.get_submodule(path), key, values[name])

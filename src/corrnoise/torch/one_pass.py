@@ -67,6 +67,8 @@ class OnePassSums:
             own=_sharded if processes.sharded else None,
             views=options.views,
         )
+        if options.criterion is not None:
+            options.criterion.examples = lambda: self.clipper.recorder.examples
         whole = place(self.params, distributed=processes.distributed)
         self._sizes = [local(param).numel() for param in self.params]
         self.placement = flattened(whole, self._sizes)

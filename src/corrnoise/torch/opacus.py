@@ -228,7 +228,8 @@ class OpacusSums:
         self._optimizer = wrapped.optimizer
         # Without a wrapper there are hooks alone, which know the model but are none.
         self._model: nn.Module = getattr(wrapped.module, "_module", wrapped.module)
-        called = wrapped.module if isinstance(wrapped.module, nn.Module) else self._model
+        # The wrapper of "ew" runs the model with parameters of its own kind.
+        called = wrapped.module if options.grad_sample_mode == "ew" else self._model
         self._calls = ModelCalls(
             called,
             self._model,

@@ -185,7 +185,7 @@ class Recorder:
         self._inside = True
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self.paused:
+        if self._recording():
             self._inside = False
 
     def _watch(self, layer: Layer) -> None:

@@ -21,17 +21,24 @@ _LEAST = 1e-6
 
 _OUTPUT = "the output"
 
+_SHIFTS = 8  # ways to replace rows that are tried until one changes something
+
 _Call = tuple[str, list[Tensor]]  # of a layer, by a name, and what it was given; the output at last
 
 
+class MixedError(ValueError):
+    """A model does not treat the examples of a batch apart."""
+
+
 class Separate:
-    """Looks at a model's first batch of several examples, and never again.
+    """Looks at a model's first batch of several examples in training mode, and never again.
 
     The model runs without gradients, each time from the same buffers and with the same random
-    numbers: on a few examples alone, twice on the whole batch, and on batches in which the first,
-    the middle or the last example is replaced by another. Nothing of the others may change then:
-    neither what trained layers are given of them, nor the outputs, nor buffers. And trained layers
-    must have one row for each example.
+    numbers: on a few examples alone, twice on the whole batch, and on batches in which the first
+    half, the second half or one in the middle is replaced by others. Nothing of those that stay may
+    change then: neither what trained layers are given of them, nor the outputs, nor buffers. And
+    trained layers must have one row for each example. A first batch in evaluation mode is looked at
+    as well.
 
     Args:
         model: whoever watches its calls must look away during the check.
@@ -41,6 +48,7 @@ class Separate:
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
         self._model, self._layers = model, layers
+        self._modes: set[bool] = set()  # in which it was looked at: whether for training
         self._given: Callable[[Layer, Any], None] | None = None
         self._gave: Callable[[Layer, Any], None] | None = None
         self._handles: list[Any] = []
@@ -55,23 +63,27 @@ class Separate:
             kwargs: of the call.
             examples: in the batch; a single one says nothing.
         """
-        if not self._handles or examples < 2:
+        if not self._handles or examples < 2 or self._model.training in self._modes:
             return
+        seen = False
         batch, whole = _Batch(args, kwargs, examples), list[_Call]()
         with torch.no_grad(), looking(self._model):
             left = self._run(batch.whole(), lambda *call: whole.append(call))
             few = _Few(whole, examples)
-            self._gave = batch.check_rows
-            self._run(batch.first(), few)
-            self._gave = None
+            self._run(batch.first(), few, batch.check_rows)
             again = _Again(whole, examples)
             self._run(batch.whole(), again)
             limit = again.limit()
-            for row in sorted({0, examples // 2, examples - 1}):
-                other = batch.replaced(row)
+            half, every = examples // 2, list(range(examples))
+            for gone in (every[:half], every[half:], [half]):
+                other = batch.replaced(gone)
                 if other is not None:
-                    check_buffers(left, self._run(other, _Others(whole, few, row, limit)))
-        self.close()
+                    seen = True
+                    check_buffers(left, self._run(other, _Others(whole, few, gone, limit)))
+        if seen:  # not all rows were equal
+            self._modes.add(self._model.training)
+        if True in self._modes:
+            self.close()
 
     def close(self) -> None:
         """Watch no layer any more."""
@@ -80,11 +92,18 @@ class Separate:
         self._handles.clear()
 
     def _run(
-        self, arguments: tuple[Any, Any], see: Callable[[str, list[Tensor]], None]
+        self,
+        arguments: tuple[Any, Any],
+        see: Callable[[str, list[Tensor]], None],
+        gave: Callable[[Layer, Any], None] | None = None,
     ) -> dict[str, Tensor]:
-        """The buffers that are left; ``see`` gets what layers are given, and the outputs at last.
+        """The buffers that are left.
 
-        What it does not keep is free before the next layer runs.
+        Args:
+            arguments: of the model.
+            see: gets what layers are given, and the outputs at last. What it does not keep is free
+                before the next layer runs.
+            gave: gets what layers give.
         """
 
         def given(layer: Layer, inputs: Any) -> None:
@@ -92,12 +111,22 @@ class Separate:
             see(f"the layer {layer.name!r}", [x for x in leaves if isinstance(x, Tensor)])
 
         same_draws()
-        self._given = given
+        self._given, self._gave = given, gave
         try:
             args, kwargs = arguments
             outputs, left = noted(self._model, lambda: tensors(self._model(*args, **kwargs)))
+        except MixedError:
+            raise
+        except Exception as error:
+            raise MixedError(
+                "the model must run on a few examples of a batch, and with others in the place of "
+                "some, so that it can be seen to treat them apart, but it raises "
+                f"{type(error).__name__}: {error}. Give what belongs to examples as tensors with "
+                "one row for each, and let packed sequences be sorted by torch "
+                "(enforce_sorted=False): nothing was released"
+            ) from error
         finally:
-            self._given = None
+            self._given = self._gave = None
         see(_OUTPUT, outputs)
         return left
 
@@ -109,7 +138,7 @@ class Separate:
                 self._given(layer, (args, kwargs))
 
         def after(_: nn.Module, args: Any, output: Any) -> None:
-            if self._given is not None and self._gave is not None:
+            if self._gave is not None:
                 self._gave(layer, output)
 
         plain: Any = torch.compiler.disable  # a compiled model must not compile the hooks
@@ -125,7 +154,7 @@ class _Batch:
 
     def __init__(self, args: Any, kwargs: Any, examples: int) -> None:
         self._leaves, self._spec = pytree.tree_flatten((args, kwargs))
-        self._examples, self._rows = examples, min(2, examples - 1)
+        self._examples, self._rows = examples, _few(examples)
 
     def whole(self) -> tuple[Any, Any]:
         return self._with(lambda leaf: leaf)
@@ -134,13 +163,14 @@ class _Batch:
         """A few examples."""
         return self._with(lambda leaf: leaf[: self._rows])
 
-    def replaced(self, row: int) -> tuple[Any, Any] | None:
-        """With another example in the place of one, if there is one that differs."""
-        examples = self._examples
-        half = examples // 2  # far away: batches are often sorted
-        for other in ((row + half + step) % examples for step in range(examples)):
-            if not all(leaf[row].equal(leaf[other]) for leaf in self._leaves if self._many(leaf)):
-                order = [other if k == row else k for k in range(examples)]
+    def replaced(self, gone: Sequence[int]) -> tuple[Any, Any] | None:
+        """With others in the place of some examples, if any of these then differs."""
+        kept = sorted(set(range(self._examples)) - set(gone))
+        for shift in range(min(len(kept), _SHIFTS)):
+            order = list(range(self._examples))
+            for place, row in enumerate(gone):
+                order[row] = kept[(place + shift) % len(kept)]
+            if not all(leaf[order].equal(leaf) for leaf in self._leaves if self._many(leaf)):
                 return self._with(functools.partial(_rows, order=order))
         return None
 
@@ -148,7 +178,7 @@ class _Batch:
         """Raise if a layer's first dimension is the batch by chance: by its size alone."""
         for tensor in examples_first(layer.module, tensors(output)):
             if tensor.dim() and len(tensor) not in (1, self._rows):
-                raise ValueError(
+                raise MixedError(
                     f"the layer {layer.name!r} must see one row for each of the {self._examples} "
                     f"examples of the batch, but for {self._rows} of them alone it has a tensor of "
                     f"shape {tuple(tensor.shape)}: its first dimension is not the batch; keep the "
@@ -156,12 +186,17 @@ class _Batch:
                 )
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> tuple[Any, Any]:
-        some = [change(leaf) if self._many(leaf) else leaf for leaf in self._leaves]
+        # Copies, which the model may change in place.
+        some = [change(leaf).clone() if self._many(leaf) else leaf for leaf in self._leaves]
         args, kwargs = pytree.tree_unflatten(some, self._spec)
         return args, kwargs
 
     def _many(self, leaf: Any) -> bool:
         return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == self._examples
+
+
+def _few(examples: int) -> int:
+    return min(2, examples - 1)
 
 
 def _rows(leaf: Tensor, order: list[int]) -> Tensor:
@@ -198,14 +233,23 @@ class _Few(_Beside):
 
     def __init__(self, whole: Sequence[_Call], examples: int) -> None:
         super().__init__(whole, examples)
+        self.rows = _few(examples)
         self.axes: dict[tuple[int, int], int | None] = {}
+        self.skipped: set[tuple[int, int]] = set()
 
     def judge(self, place: tuple[int, int], name: str, before: Tensor, after: Tensor) -> None:
         if before.dim() == after.dim():
-            pairs = zip(before.shape, after.shape, strict=True)
+            pairs = list(zip(before.shape, after.shape, strict=True))
             axes = [k for k, (many, few) in enumerate(pairs) if many != few]
-            if len(axes) < 2:
-                self.axes[place] = axes[0] if axes else None
+            if not axes:
+                self.axes[place] = None
+            elif (
+                len(axes) == 1
+                and pairs[axes[0]][0] * self.rows == pairs[axes[0]][1] * self.examples
+            ):
+                self.axes[place] = axes[0]
+            else:  # such as the tokens that are no padding
+                self.skipped.add(place)
 
 
 class _Again(_Beside):
@@ -224,7 +268,7 @@ class _Again(_Beside):
             ValueError: it is more than rounding.
         """
         if not self._most <= (0.05 if self._low else 1e-3):
-            raise ValueError(
+            raise MixedError(
                 "the model must do the same with the same batch and the same random numbers, but "
                 f"it changes by {self._most:.1%} from one call to the next: it keeps what it sees, "
                 "or draws from a generator of its own; keep nothing of examples, and draw from "
@@ -239,23 +283,27 @@ class _Others(_Beside):
     What has no row for each example must not change at all, but for outputs, such as a loss.
     """
 
-    def __init__(self, whole: Sequence[_Call], few: _Few, row: int, limit: float) -> None:
+    def __init__(
+        self, whole: Sequence[_Call], few: _Few, gone: Sequence[int], limit: float
+    ) -> None:
         super().__init__(whole, few.examples)
-        self._axes, self._row, self._limit = few.axes, row, limit
+        self._few, self._limit = few, limit
+        self._kept = sorted(set(range(few.examples)) - set(gone))
 
     def judge(self, place: tuple[int, int], name: str, before: Tensor, after: Tensor) -> None:
         first = 0 if before.dim() and len(before) == self.examples else None
-        axis = self._axes.get(place, first)
-        known = axis is not None or (place in self._axes and name != _OUTPUT)
-        if before.shape != after.shape or not known:
+        axis = self._few.axes.get(place, first)
+        known = axis is not None or (place in self._few.axes and name != _OUTPUT)
+        if before.shape != after.shape or not known or place in self._few.skipped:
             return
         far = _far(before, after) if axis is None else self._far_rows(before, after, axis)
         if not far <= self._limit:
             what = name if name == _OUTPUT else f"the input of {name}"
-            raise ValueError(
-                "the model must treat the examples of a batch apart, but with another example in "
-                f"row {self._row} {what} changes for the others, by {float(far):.2%}; replace what "
-                "mixes or sorts them, such as batch normalisation: nothing was released"
+            raise MixedError(
+                "the model must treat the examples of a batch apart, but with others in the place "
+                f"of some {what} changes for those that stay, by {float(far):.2%}; replace what "
+                "mixes or sorts them, such as batch normalisation, or draws as many random numbers "
+                "as other examples ask for: nothing was released"
             )
 
     def _far_rows(self, before: Tensor, after: Tensor, axis: int) -> Tensor:
@@ -266,8 +314,7 @@ class _Others(_Beside):
         ways = [[each.unflatten(0, (examples, -1)) for each in pair]]
         if len(pair[0]) > examples:
             ways.append([each.unflatten(0, (-1, examples)).transpose(0, 1) for each in pair])
-        others = [k for k in range(examples) if k != self._row]
-        return torch.stack([_far(a[others], b[others]) for a, b in ways]).min()
+        return torch.stack([_far(a[self._kept], b[self._kept]) for a, b in ways]).min()
 
 
 def _far(before: Tensor, after: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping.fallback import examples_first, tensors
 from corrnoise.torch.clipping.layers import Layer, layers
-from corrnoise.torch.clipping.recorder import backward_pass
+from corrnoise.torch.clipping.recorder import backward_pass, outside
 from corrnoise.torch.clipping.separate import Separate
 
 
@@ -43,7 +43,7 @@ class ModelCalls:
         batch_first: bool,
     ) -> None:
         self.twice = False
-        self._model, self._batch_first = model, batch_first
+        self._model = model
         self._mixing = [(name, part) for name, part in model.named_modules() if mixing(part)]
         inside = {
             id(part)
@@ -114,11 +114,7 @@ class ModelCalls:
             if module is not layer.module or not self._recording() or backward_pass() >= 0:
                 return
             if not self._inside:
-                raise ValueError(
-                    f"the layer {layer.name!r} must be called by the model that make_private saw, "
-                    "got a call from outside, whose rows might be other examples than the model's; "
-                    "call the model: nothing was released"
-                )
+                raise outside(layer)
             self._note(output)
             for tensor in examples_first(module, tensors(output)):
                 if self._examples is None:

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
 from corrnoise.torch.calls import ModelCalls
+from corrnoise.torch.clipping.recorder import CALLED_TWICE
 from corrnoise.torch.empty_batches import WithEmpty, WithStandIn
 from corrnoise.torch.finite import clear_, finite_rows, looks_free
 from corrnoise.torch.grid_sums import MOST_EXAMPLES, grid, grid_sum
@@ -332,11 +333,7 @@ class OpacusSums:
     def _pre_step(self, *given: Any, **named: Any) -> bool:
         if self._calls.twice:
             self.drop()
-            raise ValueError(
-                "the model must be called once for each backward pass, got gradients of several "
-                "calls; their rows might be different examples: make one module that calls it "
-                "several times, or call backward after each: nothing was released"
-            )
+            raise ValueError(CALLED_TWICE)
         self._check_used()
         return self._prepare(*given, **named)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from corrnoise.torch.clipping.parts import Direct, Factors, Part, bound, together
-from corrnoise.torch.clipping.recorder import Call, Recorder
+from corrnoise.torch.clipping.recorder import CALLED_TWICE, Call, Recorder
 from corrnoise.torch.clipping.views import grouped
 from corrnoise.torch.placement import local
 from corrnoise.torch.precision import LEAST_FACTOR
@@ -97,11 +97,7 @@ class Clipper:
             )
         if len({call.number for call in calls}) > 1:
             self.drop()
-            raise ValueError(
-                "the model must be called once for each backward pass, got gradients of several "
-                "calls; their rows might be different examples: make one module that calls it "
-                "several times, or call backward after each: nothing was released"
-            )
+            raise ValueError(CALLED_TWICE)
         if count % self.views:
             self.drop()
             raise ValueError(

@@ -100,6 +100,22 @@ class _Tap(torch.autograd.Function):
         return None, None, None, *grads, *(None for _ in range(ctx.size))
 
 
+CALLED_TWICE = (
+    "the model must be called once for each backward pass, got gradients of several calls; their "
+    "rows might be different examples: make one module that calls it several times, or call "
+    "backward after each: nothing was released"
+)
+
+
+def outside(layer: Layer) -> ValueError:
+    """What to raise where a layer is called while its model does not run."""
+    return ValueError(
+        f"the layer {layer.name!r} must be called by the model that make_private saw, got a call "
+        "from outside, whose rows might be other examples than the model's; call the model, or use "
+        "torch.no_grad() where nothing is trained: nothing was released"
+    )
+
+
 def backward_pass() -> int:
     """Which backward pass runs, or -1: checkpointing calls layers once more in it."""
     return _task()
@@ -195,11 +211,7 @@ class Recorder:
             if not self._recording():
                 return None
             if not self._inside and backward_pass() < 0:
-                raise ValueError(
-                    f"the layer {layer.name!r} must be called by the model that make_private saw, "
-                    "got a call from outside, whose rows might be other examples than the model's; "
-                    "call the model: nothing was released"
-                )
+                raise outside(layer)
             away.append(layer.stand_aside())
             args = handlers.in_autocast(module, self._expanded(layer, args))
             return args, kwargs

@@ -310,6 +310,29 @@ def test_outputs_without_padding_are_no_rows_of_examples():
     assert clipper.examples == COUNT
 
 
+class Lengths(Changed):
+    """Takes sorted lengths alone, or none of a model's own mistakes."""
+
+    def forward(self, x, lengths):
+        if lengths is None:
+            raise RuntimeError("a mistake")
+        if (lengths[1:] > lengths[:-1]).any():
+            raise RuntimeError("lengths must be sorted")
+        return super().forward(x * lengths[:, None])
+
+
+def test_a_model_that_cannot_run_on_other_batches_is_told_why_it_must():
+    net = Lengths()
+    Clipper(net, list(net.parameters()), 1.0)
+    x = data().tensors[0]
+    with pytest.raises(
+        ValueError, match=r"raises RuntimeError: lengths must be sorted\. Give what"
+    ):
+        net(x, torch.arange(COUNT, 0, -1))
+    with pytest.raises(RuntimeError, match=r"^a mistake$"):
+        net(x, None)
+
+
 class Stops(Changed):
     """Is interrupted once, in a run on a few examples."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,7 +71,8 @@ class Separate:
         with torch.no_grad(), looking(self._model):
             left = self._run(batch.whole(), lambda *call: whole.append(call))
             few = _Few(whole, examples)
-            self._run(batch.first(), few, batch.check_rows)
+            with _explained():
+                self._run(batch.first(), few, batch.check_rows)
             again = _Again(whole, examples)
             self._run(batch.whole(), again)
             limit = again.limit()
@@ -79,7 +81,9 @@ class Separate:
                 other = batch.replaced(gone)
                 if other is not None:
                     seen = True
-                    check_buffers(left, self._run(other, _Others(whole, few, gone, limit)))
+                    with _explained():
+                        found = self._run(other, _Others(whole, few, gone, limit))
+                    check_buffers(left, found)
         if seen:  # not all rows were equal
             self._modes.add(self._model.training)
         if True in self._modes:
@@ -115,16 +119,6 @@ class Separate:
         try:
             args, kwargs = arguments
             outputs, left = noted(self._model, lambda: tensors(self._model(*args, **kwargs)))
-        except MixedError:
-            raise
-        except Exception as error:
-            raise MixedError(
-                "the model must run on a few examples of a batch, and with others in the place of "
-                "some, so that it can be seen to treat them apart, but it raises "
-                f"{type(error).__name__}: {error}. Give what belongs to examples as tensors with "
-                "one row for each, and let packed sequences be sorted by torch "
-                "(enforce_sorted=False): nothing was released"
-            ) from error
         finally:
             self._given = self._gave = None
         see(_OUTPUT, outputs)
@@ -147,6 +141,22 @@ class Separate:
             layer.module.register_forward_pre_hook(early, with_kwargs=True),
             layer.module.register_forward_hook(late),
         ]
+
+
+@contextmanager
+def _explained() -> Generator[None]:
+    """Says why the model ran on a batch that the loop has not given it, if it fails there."""
+    try:
+        yield
+    except (MixedError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise MixedError(
+            "the model must run on a few examples of a batch, and with others in the place of some "
+            f"of them, to see that it treats them apart, but it raises {type(error).__name__}: "
+            f"{error}. Give what belongs to examples as tensors with one row for each, and let "
+            "packed sequences be sorted by torch (enforce_sorted=False): nothing was released"
+        ) from error
 
 
 class _Batch:

@@ -231,10 +231,12 @@ class OpacusSums:
         self._model: nn.Module = getattr(wrapped.module, "_module", wrapped.module)
         # The wrapper of "ew" runs the model with parameters of its own kind.
         called = wrapped.module if options.grad_sample_mode == "ew" else self._model
+        # With "no_op" the user takes gradients by functions of their own.
+        watched = () if options.grad_sample_mode == "no_op" else self.params
         self._calls = ModelCalls(
             called,
             self._model,
-            self.params,
+            watched,
             own=(DPRNNBase,),
             mixing=keeps_or_mixes,
             batch_first=options.batch_first,

@@ -16,8 +16,8 @@ class ExampleLoss:
 
     Opacus's scripts for ghost clipping call the criterion that ``make_private`` returned, and then
     ``backward`` on the result, which is an ordinary tensor here. The criterion is called with
-    ``reduction="none"``. So nothing in the loss of one example depends on another: a mean over all
-    tokens of a batch does, and so do weights of classes.
+    ``reduction="none"``. So the loss of one example does not depend on another, as it does in a
+    mean over all tokens of a batch, or over the weights of all classes in it.
 
     Args:
         criterion: a loss of torch's, or another callable that gives the loss of each example, along

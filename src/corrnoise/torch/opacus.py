@@ -288,6 +288,7 @@ class OpacusSums:
     def drop(self) -> None:
         """Forget the sums and the signals for physical batches: the logical batch starts again."""
         self.examples = self.left_out = 0
+        self._handing = False
         self._calls.forget()
         self._forget_activations()
         self._optimizer._step_skip_queue.clear()  # pyright: ignore[reportPrivateUsage]

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping.fallback import examples_first, tensors
 from corrnoise.torch.clipping.layers import Layer, layers
+from corrnoise.torch.clipping.loop_loss import LoopLoss
 from corrnoise.torch.clipping.recorder import backward_pass, outside
 from corrnoise.torch.clipping.separate import Separate
 
@@ -54,6 +55,9 @@ class ModelCalls:
         trained = {id(param) for param in params}
         found = [layer for layer in layers(model, trained) if id(layer.module) not in inside]
         self._separate = Separate(model, found if batch_first else ())
+        self._loss = LoopLoss()
+        if not batch_first:
+            self._loss.close()
         self._looking, self._inside, self._number = False, False, 0
         self._examples: int | None = 0  # in the batch, where the call shows it
         self._layers, self._noted = found, 0
@@ -75,6 +79,7 @@ class ModelCalls:
     def close(self) -> None:
         """Watch the model no more."""
         self._separate.close()
+        self._loss.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -105,6 +110,7 @@ class ModelCalls:
                 self._separate.check(args, kwargs, self._examples or 0)
         finally:
             self._looking = False
+        self._loss.starts(self._examples or 0)
         self._number += 1
         self._inside = True
 
@@ -134,6 +140,8 @@ class ModelCalls:
         if self._recording():
             self._inside = False
             self._note(output)
+            if backward_pass() < 0:
+                self._loss.gives(tensors(output))
 
     def _note(self, output: Any) -> None:
         """See in which backward pass the gradients of a call come, once for each call."""

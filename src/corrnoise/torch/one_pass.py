@@ -123,6 +123,7 @@ class OnePassSums:
             check_loss(self.model, loss, batch, mean=self._mean)
         finally:
             recorder.paused = False
+        recorder.loss.close()
 
     def close(self) -> None:
         """Leave the model alone from now on."""

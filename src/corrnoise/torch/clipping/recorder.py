@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping import fallback, handlers
 from corrnoise.torch.clipping.layers import Layer, layers
+from corrnoise.torch.clipping.loop_loss import LoopLoss
 from corrnoise.torch.clipping.parts import Part
 from corrnoise.torch.clipping.separate import Separate
 
@@ -134,14 +135,21 @@ class Recorder:
         params: the trained ones.
         probe: whether to see, at the first batch, that the model treats its examples apart. The
             processes of a sharded model cannot run it on examples of their own.
+        views: rows of a batch for each example, one after the other.
 
     Attributes:
         calls: whose gradients have come back.
         layers: with trained parameters.
+        loss: looks at the first losses of a loop.
     """
 
     def __init__(
-        self, model: nn.Module, params: Sequence[nn.Parameter], *, probe: bool = True
+        self,
+        model: nn.Module,
+        params: Sequence[nn.Parameter],
+        *,
+        probe: bool = True,
+        views: int = 1,
     ) -> None:
         trained = {id(param) for param in params}
         self.calls: list[Call] = []
@@ -152,6 +160,9 @@ class Recorder:
         self._inside = False  # whether the whole model runs
         self.paused = False
         self._separate = Separate(model, self.layers if probe else ())
+        self.loss = LoopLoss(views)
+        if not probe:
+            self.loss.close()
         self._shared: dict[str, set[bool]] = {}  # whether layers saw one row for all examples
         self.on_start: Any = lambda: None  # called when the model starts on a batch
         self._token: dict[torch.device, Tensor] = {}
@@ -173,6 +184,7 @@ class Recorder:
     def close(self) -> None:
         """Leave the model alone from now on."""
         self._separate.close()
+        self.loss.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -198,11 +210,14 @@ class Recorder:
             self._separate.check(args, kwargs, self.examples)
         finally:
             self.paused = False
+        self.loss.starts(self.examples)
         self._inside = True
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._recording():
             self._inside = False
+            if backward_pass() < 0:
+                self.loss.gives(fallback.tensors(output))
 
     def _watch(self, layer: Layer) -> None:
         away: list[list[Tensor]] = []

@@ -1,0 +1,188 @@
+"""Whether the loss of a loop adds up the losses of single examples, as clipping each of them needs.
+
+The engine sees a model and the gradients that come back to it, but not what a loop computes in
+between. Autograd knows: when ``backward`` is called, the graph of the loss is read, and
+differentiated twice. No code of the loop runs again, and no number of it changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from corrnoise.torch.clipping.loss_graph import LossGraph, mark
+
+_LOOKS = 3  # batches that are looked at: one may have no padding
+_CALLS = 100  # of ``backward`` until nobody waits any longer for a loss of the model
+
+MIXED = (
+    "the loss must be a mean or a sum over examples, each by itself, but {why}. Take the loss of "
+    "each example, as with reduction='none', and then the mean over the batch: nothing was released"
+)
+_CLASSES = (
+    "torch's cross entropy with weights of classes divides by the weights of a whole batch, so "
+    "that the class of one example changes the gradients of others"
+)
+_PARTS = (
+    "it is a mean over {count:g} parts of {rows} examples, such as tokens without padding, so that "
+    "the length of one example changes the gradients of others"
+)
+_DIVISOR = (
+    "it is divided by {now:g} for a batch of {rows} where a batch of {before} had {then:g}, as a "
+    "mean over the tokens of a batch is: one example changes the gradients of others"
+)
+_TABLE = (
+    "each example meets all others in a table of {rows} times {rows}, as by distances, or by "
+    "outputs (n, 1) and targets (n,)"
+)
+_ORDER = "it takes the largest, the smallest or sorted ones of all examples ({name})"
+_COUPLED = "the gradients of some examples change with what the model gives for others"
+
+
+class LoopLoss:
+    """Looks at the losses of a loop's first three batches of several examples, and never again.
+
+    A loss is refused, before ``backward`` computes anything, if
+
+    - the gradients of some examples change with the outputs for others: that block of the second
+      derivative is not zero;
+    - torch's cross entropy divides by weights of classes, or by a number of targets that is no
+      multiple of the number of examples;
+    - what it is divided by is neither the same for all batches nor proportional to their sizes;
+    - all examples meet in a table, of differences or distances;
+    - it takes the largest, the smallest or sorted ones of one number for each example.
+
+    What is refused does mix examples, but for coincidences such as as many classes as examples. Not
+    all that mixes is refused: what a loop computes from targets alone is seen only where it divides
+    the loss, and functions that torch does not know, compiled ones among them, are not
+    differentiated.
+
+    Args:
+        views: rows of a batch for each example, one after the other.
+    """
+
+    def __init__(self, views: int = 1) -> None:
+        self._views, self._left, self._calls = views, _LOOKS, _CALLS
+        self._rows = 0  # of a batch that is looked at
+        self._sign = object()  # of the outputs for this batch
+        self._seen = 0  # losses of this batch
+        # Of the last batch, for each of its losses: the rows, and what it was divided by.
+        self._before: dict[int, tuple[int, list[tuple[str, float]]]] = {}
+
+    def starts(self, rows: int) -> None:
+        """The model starts on a batch.
+
+        Args:
+            rows: of the batch; 0 if it is not known.
+        """
+        self._left -= self._seen > 0
+        self._rows, self._sign, self._seen = 0, object(), 0
+        if not self._left:
+            self.close()
+        elif rows >= 2 * self._views and rows % self._views == 0:
+            self._rows = rows
+
+    def gives(self, outputs: Sequence[Tensor]) -> None:
+        """The model has given its outputs for the batch that it started on."""
+        if self._rows:
+            mark(outputs, self._sign)
+            _watch(self)
+
+    def close(self) -> None:
+        """Look at no loss any more."""
+        self._left = self._rows = 0
+        _leave(self)
+
+    def see(self, roots: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        """``backward`` is called.
+
+        Raises:
+            ValueError: the loss mixes the examples of a batch.
+        """
+        self._calls -= 1
+        why = None
+        with suppress(Exception):  # of losses that cannot be read, or not differentiated twice
+            loss = LossGraph.follow(roots, grads, self._sign) if self._rows else None
+            if loss is not None:
+                self._seen += 1
+                why = self._objection(loss)
+        if why:
+            self._seen -= 1
+            raise ValueError(MIXED.format(why=why))
+        if not self._calls:
+            self.close()
+
+    def _objection(self, loss: LossGraph) -> str | None:
+        """Why a loss is not one of each example by itself, if that is seen."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return None
+        rows, examples = self._rows, self._rows // self._views
+        entropies = loss.entropies()
+        if len(entropies) < examples:  # else each is of one example
+            if any(each.weighted for each in entropies):
+                return _CLASSES
+            for each in entropies:
+                if each.count > rows and each.count % rows:
+                    return _PARTS.format(count=each.count, rows=rows)
+        if loss.table(rows):
+            return _TABLE.format(rows=rows)
+        if name := loss.order(rows):
+            return _ORDER.format(name=name)
+        divisors = loss.divisors()
+        before, then = self._before.get(self._seen, (rows, []))
+        self._before[self._seen] = rows, divisors
+        alike = [name for name, _ in divisors] == [name for name, _ in then]
+        if alike and len(divisors) < examples:
+            for (_, now), (_, old) in zip(divisors, then, strict=True):
+                if not (_near(now, old) or _near(now * before, old * rows)):
+                    return _DIVISOR.format(now=now, rows=rows, before=before, then=old)
+        return _COUPLED if loss.coupled(rows, self._views) else None
+
+
+def _near(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=1e-5)
+
+
+# Torch has no hook for a call of ``backward``: while somebody looks, another function stands in its
+# place.
+_looking: weakref.WeakSet[LoopLoss] = weakref.WeakSet()
+
+
+def _watch(loss: LoopLoss) -> None:
+    _looking.add(loss)
+    if not hasattr(torch.autograd.backward, "_looked_at"):
+        torch.autograd.backward = _looked_at(torch.autograd.backward)
+
+
+def _leave(loss: LoopLoss) -> None:
+    _looking.discard(loss)
+    backward: Any = torch.autograd.backward
+    if not _looking and hasattr(backward, "_looked_at"):  # else somebody has put another there
+        torch.autograd.backward = backward._looked_at
+
+
+def _looked_at(backward: Callable[..., None]) -> Callable[..., None]:
+    tell: Any = torch.compiler.disable(_tell)  # a step that is compiled must not compile this
+
+    @functools.wraps(backward)
+    def wrapper(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        tell(tensors, grad_tensors)
+        backward(tensors, grad_tensors, *args, **kwargs)
+
+    wrapper._looked_at = backward  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _tell(tensors: Any, grads: Any) -> None:
+    """Tell whoever looks that ``backward`` is called."""
+    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    given = [grads] if isinstance(grads, Tensor) else list(grads or [None] * len(roots))
+    for each in list(_looking):
+        each.see(roots, given)

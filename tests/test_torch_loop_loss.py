@@ -1,0 +1,505 @@
+"""Losses of ordinary loops that mix examples are refused before the backward pass."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+from training import KEY, private, weights
+
+from corrnoise.torch import PrivacyEngine
+from corrnoise.torch.clipping import loop_loss
+
+BATCH, BATCHES, LENGTH, WIDTH, CLASSES = 12, 3, 5, 6, 3
+MODES = ("one_pass", "hooks")
+CLASS_WEIGHTS = torch.tensor([1.0, 4.0, 9.0])
+MIXED = "mean or a sum over examples, each by itself"
+
+
+@pytest.fixture(autouse=True)
+def nobody_else_looks():
+    """Engines of other tests may be alive."""
+    for each in list(loop_loss._looking):
+        each.close()
+
+
+class Network(nn.Module):
+    """One prediction for each example."""
+
+    def __init__(self, width=CLASSES):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(WIDTH, 8), nn.Linear(8, width)
+
+    def forward(self, x):
+        return self.last(self.first(x[:, 0]).tanh())
+
+
+class Tagger(Network):
+    """One prediction for each position."""
+
+    def forward(self, x):
+        return self.last(self.first(x).tanh())
+
+
+class WithLoss(Tagger):
+    """As in transformers: it gives the loss itself."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, x, y, tags):
+        return self.loss(super().forward(x), y, tags)
+
+
+class TwoHeads(Network):
+    """What is hidden is an output too."""
+
+    def forward(self, x):
+        hidden = self.first(x[:, 0]).tanh()
+        return hidden, self.last(hidden)
+
+
+def data():
+    """Inputs, a class each, and tags of positions, of which -100 counts for nothing.
+
+    The first two batches have no example of the last class.
+    """
+    torch.manual_seed(1)
+    count = BATCH * BATCHES
+    x = torch.randn(count, LENGTH, WIDTH)
+    y = torch.arange(count) % 5 % (CLASSES - 1) + (torch.arange(count) > 2.5 * BATCH)
+    tags = torch.randint(CLASSES, (count, LENGTH))
+    tags[torch.arange(LENGTH) > torch.randint(LENGTH, (count, 1))] = -100
+    return TensorDataset(x, y, tags)
+
+
+def run(loss, net, *, mode="one_pass", step=None, look=True, **options):
+    """Two epochs of a loop; the number of steps and the final weights are returned."""
+    engine = PrivacyEngine(key=KEY)
+    batches = DataLoader(data(), batch_size=BATCH)
+    options = {"data_loader": batches, "grad_sample_mode": mode, "epochs": 2, **options}
+    model, optimizer, loader = private(engine, net=net, **options)
+    if not look:
+        sums = engine._setup.step.sums
+        (sums.clipper.recorder.loss if mode == "one_pass" else sums._calls._loss).close()
+    torch.manual_seed(3)
+    for _ in range(2):
+        for x, y, tags in loader:
+            optimizer.zero_grad()
+            if step:
+                step(model, x, y, tags)
+            else:
+                loss(model(x), y, tags).backward()
+            optimizer.step()
+    return engine.steps_taken, weights(net)
+
+
+def passes(loss, make, **options):
+    """A loop runs as it does where nobody looks at it, to the last bit."""
+    torch.manual_seed(3)
+    steps, found = run(loss, make(), **options)
+    _, wanted = run(loss, make(), look=False, **options)
+    assert steps == 2 * BATCHES
+    assert found.equal(wanted)
+
+
+def refused(loss, net, *, after=0, **options):
+    """A loop is refused after some steps, and nothing of the next is released."""
+    before = weights(net)
+    taken = []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: taken.append(weights(net)))
+    with pytest.raises(ValueError, match=MIXED) as error:
+        run(loss, net, optimizer=optimizer, **options)
+    assert len(taken) == after
+    assert weights(net).equal([before, *taken][-1])
+    return str(error.value)
+
+
+def masked_mean(o, _, t):
+    losses = functional.cross_entropy(o.transpose(1, 2), t, reduction="none")
+    kept = t != -100
+    return ((losses * kept).sum(1) / kept.sum(1)).mean()
+
+
+def shifted(o, y, _):
+    """By the largest number of all examples, which cancels but for rounding."""
+    o = o - o.max()
+    return (o.exp().sum(1).log() - o[torch.arange(len(o)), y]).mean()
+
+
+def tag_by_tag(o, _, t):
+    return sum(functional.cross_entropy(a, b) for a, b in zip(o, t, strict=True)) / len(o)
+
+
+def one_by_one(o, y, _):
+    pairs = zip(o, y, strict=True)
+    return sum(functional.cross_entropy(a[None], b[None], CLASS_WEIGHTS) for a, b in pairs) / len(o)
+
+
+def logged(o, y, _):
+    loss = functional.cross_entropy(o, y)
+    assert (o.argmax(1) == y).sum().item() <= BATCH
+    assert loss.item() > 0
+    assert str(y.float().mean())
+    return loss
+
+
+def distilled(o, y, _):
+    teacher = functional.softmax(o.detach() / 2.0, 1)
+    loss = functional.kl_div((o / 2.0).log_softmax(1), teacher, reduction="batchmean")
+    return functional.cross_entropy(o, y, label_smoothing=0.1) + 4.0 * loss
+
+
+def in_place(o, y, _):
+    o /= 2.0
+    return functional.cross_entropy(o, y)
+
+
+def checkpointed(o, y, _):
+    return checkpoint(functional.cross_entropy, o, y, use_reentrant=False)
+
+
+class Scaled(torch.autograd.Function):
+    """Bears one backward pass alone, as fused losses do: it scales what it keeps in place."""
+
+    @staticmethod
+    def forward(ctx, o, y):
+        with torch.enable_grad():
+            inner = o.detach().requires_grad_()
+            loss = functional.cross_entropy(inner, y)
+            (ctx.grad,) = torch.autograd.grad(loss, inner)
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.grad *= grad
+        return ctx.grad, None
+
+
+APART = {
+    "cross entropy": lambda o, y, _: functional.cross_entropy(o, y),
+    "sum": lambda o, y, _: functional.cross_entropy(o, y, reduction="sum"),
+    "sum over the size": lambda o, y, _: functional.cross_entropy(o, y, reduction="sum") / len(o),
+    "equal weights": lambda o, y, _: functional.cross_entropy(o, y, torch.full((CLASSES,), 2.0)),
+    "weights of each": lambda o, y, _: (
+        CLASS_WEIGHTS[y] * functional.cross_entropy(o, y, reduction="none")
+    ).mean(),
+    "one by one": one_by_one,
+    "logged": logged,
+    "shifted": shifted,
+    "distilled": distilled,
+    "by hand": lambda o, y, _: -o.log_softmax(1)[torch.arange(len(o)), y].mean(),
+    "squares": lambda o, y, _: functional.mse_loss(o[:, 0], y.float()),
+    "sigmoids": lambda o, y, _: functional.binary_cross_entropy_with_logits(
+        o, functional.one_hot(y, CLASSES).float(), pos_weight=CLASS_WEIGHTS
+    ),
+    "triplets": lambda o, y, _: functional.triplet_margin_loss(o, o.detach() + 1, -o),
+    "penalty": lambda o, y, _: functional.cross_entropy(o, y) + 0.1 * o.square().mean(),
+    "linear": lambda o, y, _: o.mean(),
+    "constant": lambda o, y, _: 0.0 * o.sum(),
+    "dropout": lambda o, y, _: functional.cross_entropy(functional.dropout(o, 0.3), y),
+    "tasks": lambda o, y, _: torch.stack(
+        [functional.cross_entropy(o, y), o.square().mean()]
+    ).mean(),
+    "function of one's own": lambda o, y, _: Scaled.apply(o, y) / 2.0,
+    "checkpointed": checkpointed,
+    "infinite": lambda o, y, _: functional.cross_entropy(
+        o.masked_fill((y[:, None] < 2) & (torch.arange(CLASSES) == 2), -torch.inf), y
+    ),
+}
+OF_POSITIONS = {
+    "masked mean": masked_mean,
+    "one by one": tag_by_tag,
+    "first": lambda o, y, _: functional.cross_entropy(o[:, 0], y),
+    "all": lambda o, _, t: functional.cross_entropy(o.flatten(0, 1), t.clamp(min=0).flatten()),
+    "constant divisor": lambda o, _, t: (
+        functional.cross_entropy(o.transpose(1, 2), t, reduction="sum") / BATCH
+    ),
+    "pooled": lambda o, y, _: functional.cross_entropy(o.amax(1), y),
+}
+REFUSED = {
+    "weights": (
+        lambda o, y, _: functional.cross_entropy(o, y, CLASS_WEIGHTS),
+        "weights of classes",
+    ),
+    "weights and smoothing": (
+        lambda o, y, _: functional.cross_entropy(o, y, CLASS_WEIGHTS, label_smoothing=0.1),
+        "weights of classes",
+    ),
+    "module": (
+        lambda o, y, _: nn.NLLLoss(CLASS_WEIGHTS)(o.log_softmax(1), y),
+        "weights of classes",
+    ),
+    "outer": (lambda o, y, _: (o[:, :1] - y.float()).square().mean(), "table of 12 times 12"),
+    "distances": (lambda o, y, _: torch.cdist(o, o).mean(), "table of 12 times 12"),
+    "largest": (
+        lambda o, y, _: functional.cross_entropy(o, y, reduction="none").max(),
+        r"the largest.*\(Max",
+    ),
+    "hard ones": (
+        lambda o, y, _: functional.cross_entropy(o, y, reduction="none").topk(4).values.mean(),
+        r"the largest.*\(Topk",
+    ),
+    "centred": (lambda o, y, _: functional.cross_entropy(o - o.mean(0), y), "change with"),
+    "contrast": (
+        lambda o, *_: functional.cross_entropy(o @ o.T, torch.arange(len(o))),
+        "change with",
+    ),
+    "neighbours": (lambda o, y, _: (o * o.roll(1, 0)).sum(), "change with"),
+    "pairs": (lambda o, y, _: (o[::2] * o[1::2]).sum(), "change with"),
+    "variance": (
+        lambda o, y, _: functional.cross_entropy(o, y) + (1.0 - o.std(0)).relu().mean(),
+        "change with",
+    ),
+    "normalised": (
+        lambda o, y, _: functional.cross_entropy(
+            functional.batch_norm(o, None, None, training=True), y
+        ),
+        "change with",
+    ),
+    "little of others": (
+        lambda o, y, _: functional.cross_entropy(o - 1e-2 * o.mean(0), y),
+        "change with",
+    ),
+}
+# What needs a second batch to compare with.
+DIVIDED = {
+    "masked": lambda o, _, t: (
+        functional.cross_entropy(o.transpose(1, 2), t, reduction="sum") / (t != -100).sum()
+    ),
+    "a number of Python's": lambda o, _, t: (
+        functional.cross_entropy(o.flatten(0, 1), t.flatten(), reduction="sum")
+        / (t != -100).sum().item()
+    ),
+    "mean of those selected": lambda o, _, t: functional.cross_entropy(
+        o.transpose(1, 2), t, reduction="none"
+    )[t != -100].mean(),
+    "losses before their sum": lambda o, _, t: (
+        functional.cross_entropy(o.transpose(1, 2), t, reduction="none") / (t != -100).sum()
+    ).sum(),
+    "by its own size": lambda o, _, t: o.square().sum() / o.square().sum().item(),
+}
+TOKENS = {
+    "mean over tokens": lambda o, _, t: functional.cross_entropy(o.transpose(1, 2), t),
+    "flattened": lambda o, _, t: functional.cross_entropy(o.flatten(0, 1), t.flatten()),
+    "selected": lambda o, _, t: functional.cross_entropy(o[t != -100], t[t != -100]),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", APART)
+def test_a_loss_of_each_example_passes(name, mode):
+    passes(APART[name], Network, mode=mode)
+
+
+@pytest.mark.parametrize("name", OF_POSITIONS)
+def test_a_loss_of_positions_passes(name):
+    passes(OF_POSITIONS[name], Tagger)
+
+
+def test_outputs_that_change_in_place_are_followed():
+    # Opacus's hooks let nobody do that.
+    passes(in_place, Network)
+    refused(lambda o, y, _: functional.cross_entropy(o.sub_(o.mean(0)), y), Network())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_loss_that_mixes_examples_is_refused_at_the_first_step(name, mode):
+    loss, why = REFUSED[name]
+    assert re.search(why, refused(loss, Network(), mode=mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", TOKENS)
+def test_a_mean_over_all_tokens_is_refused(name, mode):
+    assert "without padding" in refused(TOKENS[name], Tagger(), mode=mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_divisor_that_goes_with_the_batch_is_refused_at_the_second_step(name, mode):
+    assert "it is divided by" in refused(DIVIDED[name], Tagger(), mode=mode, after=1)
+
+
+def test_a_loss_that_the_model_gives_is_looked_at():
+    first = lambda o, y, _: functional.cross_entropy(o[:, 0], y)  # noqa: E731
+    step = lambda model, *batch: model(*batch).backward()  # noqa: E731
+    for mode in MODES:
+        passes(None, lambda: WithLoss(first), mode=mode, step=step)
+        refused(None, WithLoss(TOKENS["mean over tokens"]), mode=mode, step=step)
+        refused(None, WithLoss(lambda o, y, _: first(o - o.mean(0), y, _)), mode=mode, step=step)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_backward_pass_of_a_batch_is_looked_at(mode):
+    def step(last):
+        def work(model, x, y, _):
+            hidden, out = model(x)
+            # A hidden output that others come from is not differentiated through them.
+            loss = functional.cross_entropy(out, y) + 0.1 * hidden.square().mean()
+            loss.backward(retain_graph=mode == "one_pass" and last)
+            if last:
+                functional.cross_entropy(out, y, CLASS_WEIGHTS).backward()
+
+        return work
+
+    passes(None, TwoHeads, mode=mode, step=step(False))
+    if mode == "one_pass":  # Opacus takes one pass alone
+        assert "weights of classes" in refused(None, TwoHeads(), step=step(True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_losses_and_evaluation_in_between_do_not_matter(mode):
+    other = Network()
+
+    def step(loss):
+        def work(model, x, y, _):
+            out = model(x)
+            functional.cross_entropy(other(x), y, CLASS_WEIGHTS).backward()
+            with torch.no_grad():
+                model.eval()(x)
+            model.train()
+            loss(out, y, _).backward()
+
+        return work
+
+    passes(None, Network, mode=mode, step=step(APART["cross entropy"]))
+    assert "weights of classes" in refused(
+        None, Network(), mode=mode, step=step(REFUSED["weights"][0])
+    )
+
+
+def test_pieces_of_a_batch_are_looked_at():
+    passes(APART["cross entropy"], Network, max_physical_batch_size=4)
+    refused(REFUSED["centred"][0], Network(), max_physical_batch_size=4)
+
+
+def test_views_of_one_example_may_meet():
+    class Twice(torch.utils.data.Dataset):
+        def __len__(self):
+            return BATCH * BATCHES
+
+        def __getitem__(self, index):
+            x, y, tags = data()[index]
+            return x + 0.1 * torch.randn(x.shape), y, tags
+
+    def near(o, y, _):
+        pairs = o.unflatten(0, (-1, 2))
+        return functional.cross_entropy(o, y) + (pairs[:, 0] - pairs[:, 1]).square().mean()
+
+    batches = DataLoader(Twice(), batch_size=BATCH)
+    torch.manual_seed(4)
+    passes(near, Network, views=2, data_loader=batches)
+    refused(REFUSED["centred"][0], Network(), views=2, data_loader=batches)
+    with pytest.raises(ValueError, match=MIXED):
+        passes(near, Network)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_low_precision(kind):
+    def step(loss):
+        def work(model, x, y, _):
+            with torch.autocast("cpu", kind):
+                out = model(x)
+                total = loss(out, y)
+            total.backward()
+
+        return work
+
+    passes(None, Network, step=step(functional.cross_entropy))
+    refused(None, Network(), step=step(lambda o, y: functional.cross_entropy(o - o.mean(0), y)))
+
+
+def test_backward_is_looked_at_for_three_batches():
+    before = torch.autograd.backward
+    seen = []
+
+    def step(model, x, y, _):
+        loss = functional.cross_entropy(model(x), y)
+        seen.append(torch.autograd.backward is not before)
+        loss.backward()
+
+    run(None, Network(), step=step)
+    assert seen == [True] * 3 + [False] * 3
+    assert torch.autograd.backward is before
+
+
+def test_losses_that_cannot_be_differentiated_twice_count_too():
+    seen = []
+
+    def step(model, x, y, _):
+        out = model(x)
+        others = torch.cdist(out[:, None], out.detach()[:1] + torch.ones(1, 2, CLASSES))
+        others.mean().backward()  # torch has no second derivative of it
+        seen.append(len(loop_loss._looking))
+
+    run(None, Network(), step=step)
+    assert seen == [1, 1, 1, 0, 0, 0]
+
+
+def test_nobody_waits_for_ever(monkeypatch):
+    monkeypatch.setattr(loop_loss, "_CALLS", 3)
+    model, _, _ = private(
+        PrivacyEngine(key=KEY), net=Network(), data_loader=DataLoader(data(), batch_size=BATCH)
+    )
+    model(torch.randn(4, LENGTH, WIDTH))
+    for left in (1, 1, 0):
+        torch.ones((), requires_grad=True).backward()
+        assert len(loop_loss._looking) == left
+
+
+def test_an_engine_that_is_left_leaves_backward_alone():
+    before = torch.autograd.backward
+    net = Network()
+    engine = PrivacyEngine(key=KEY)
+    made = private(engine, net=net, data_loader=DataLoader(data(), batch_size=BATCH))
+    made[0](torch.randn(4, LENGTH, WIDTH))
+    assert torch.autograd.backward is not before
+    alive = weakref.ref(net)
+    del made, net, engine
+    gc.collect()
+    assert alive() is None
+    assert not loop_loss._looking
+    torch.ones((), requires_grad=True).backward()
+
+
+def test_a_loss_that_was_checked_is_looked_at_no_more():
+    engine = PrivacyEngine(key=KEY)
+    net = Network()
+    model, optimizer, loader = private(
+        engine, net=net, data_loader=DataLoader(data(), batch_size=BATCH), epochs=2
+    )
+    x, y, _ = data()[:6]
+    engine.check_loss(lambda x, y: functional.cross_entropy(model(x), y), x, y)
+    for x, y, _ in loader:
+        functional.cross_entropy(model(x), y).backward()
+        assert not loop_loss._looking
+        optimizer.step()
+        break
+
+
+def test_a_refused_loss_can_be_mended():
+    def step(model, x, y, _):
+        out = model(x)
+        with pytest.raises(ValueError, match=MIXED):
+            functional.cross_entropy(out, y, CLASS_WEIGHTS).backward()
+        functional.cross_entropy(out, y).backward()
+
+    def always(model, x, y, _):
+        functional.cross_entropy(model(x), y).backward()
+
+    once = iter([step])
+    _, found = run(None, Network(), step=lambda *each: next(once, always)(*each))
+    _, wanted = run(None, Network(), step=always)
+    assert found.equal(wanted)

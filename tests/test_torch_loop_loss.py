@@ -16,6 +16,7 @@ from training import KEY, private, weights
 
 from corrnoise.torch import PrivacyEngine
 from corrnoise.torch.clipping import loop_loss
+from corrnoise.torch.clipping.clipper import Clipper
 
 BATCH, BATCHES, LENGTH, WIDTH, CLASSES = 12, 3, 5, 6, 3
 MODES = ("one_pass", "hooks")
@@ -112,13 +113,13 @@ def passes(loss, make, **options):
     assert found.equal(wanted)
 
 
-def refused(loss, net, *, after=0, **options):
+def refused(loss, net, *, after=0, match=MIXED, **options):
     """A loop is refused after some steps, and nothing of the next is released."""
     before = weights(net)
     taken = []
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer.register_step_post_hook(lambda *_: taken.append(weights(net)))
-    with pytest.raises(ValueError, match=MIXED) as error:
+    with pytest.raises(ValueError, match=match) as error:
         run(loss, net, optimizer=optimizer, **options)
     assert len(taken) == after
     assert weights(net).equal([before, *taken][-1])
@@ -188,7 +189,6 @@ class Scaled(torch.autograd.Function):
 
 APART = {
     "cross entropy": lambda o, y, _: functional.cross_entropy(o, y),
-    "sum": lambda o, y, _: functional.cross_entropy(o, y, reduction="sum"),
     "sum over the size": lambda o, y, _: functional.cross_entropy(o, y, reduction="sum") / len(o),
     "equal weights": lambda o, y, _: functional.cross_entropy(o, y, torch.full((CLASSES,), 2.0)),
     "weights of each": lambda o, y, _: (
@@ -207,6 +207,11 @@ APART = {
     "penalty": lambda o, y, _: functional.cross_entropy(o, y) + 0.1 * o.square().mean(),
     "linear": lambda o, y, _: o.mean(),
     "constant": lambda o, y, _: 0.0 * o.sum(),
+    "sum of shares": lambda o, y, _: (o.square() / len(o)).sum(),
+    "sum over classes of means": lambda o, y, _: o.square().mean(0).sum(),
+    "weights that add up to one": lambda o, y, _: functional.binary_cross_entropy_with_logits(
+        o, o.detach().sigmoid(), torch.full((len(o), 1), 1.0 / len(o)), reduction="sum"
+    ),
     "dropout": lambda o, y, _: functional.cross_entropy(functional.dropout(o, 0.3), y),
     "tasks": lambda o, y, _: torch.stack(
         [functional.cross_entropy(o, y), o.square().mean()]
@@ -272,6 +277,29 @@ REFUSED = {
         "change with",
     ),
 }
+# What is a sum over examples beyond doubt, and a mean.
+SUMS = {
+    "cross entropy": lambda o, y, _: functional.cross_entropy(o, y, reduction="sum"),
+    "a term": lambda o, y, _: (
+        functional.mse_loss(o, o.detach() + 1, reduction="sum") - 0.5 * (1 + o - o.exp()).sum()
+    ),
+    "by hand": lambda o, y, _: -o.log_softmax(1)[torch.arange(len(o)), y].sum(),
+    "squares": lambda o, y, _: ((o - 1.0) ** 2).sum(1).sum(),
+    "likelihood": lambda o, y, _: -torch.distributions.Categorical(logits=o).log_prob(y).sum(),
+}
+MEANS = {
+    "cross entropy": lambda o, y, _: functional.cross_entropy(o, y),
+    "a term": lambda o, y, _: functional.cross_entropy(o, y) + 0.1 * o.exp().sum(),
+    "by hand": lambda o, y, _: (o - 1.0).abs().mean(),
+}
+AS_SUMS = {
+    "mean times the size": lambda o, y, _: len(o) * functional.cross_entropy(o, y),
+    "mean of multiples": lambda o, y, _: (len(o) * (o - 1.0).abs().sum(1)).mean(),
+    "sum of means": lambda o, y, _: (o - 1.0).abs().mean(1).sum(),
+    "one by one": lambda o, y, _: sum(
+        functional.cross_entropy(a[None], b[None]) for a, b in zip(o, y, strict=True)
+    ),
+}
 # What needs a second batch to compare with.
 DIVIDED = {
     "masked": lambda o, _, t: (
@@ -318,6 +346,43 @@ def test_outputs_that_change_in_place_are_followed():
 def test_a_loss_that_mixes_examples_is_refused_at_the_first_step(name, mode):
     loss, why = REFUSED[name]
     assert re.search(why, refused(loss, Network(), mode=mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_is_refused_where_a_mean_was_told(name, mode):
+    match = "must be a mean .* multiplied by 12, the size"
+    refused(SUMS[name], Network(), match=match, mode=mode)
+    passes(SUMS[name], Network, mode=mode, loss_reduction="sum")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MEANS)
+def test_a_mean_is_refused_where_a_sum_was_told(name, mode):
+    match = "must be a sum .* divided by 12, the size"
+    refused(MEANS[name], Network(), match=match, mode=mode, loss_reduction="sum")
+
+
+def test_a_sum_that_is_clipped_as_a_mean_moves_others():
+    def total(count):
+        net = nn.Linear(1, 1, bias=False)
+        clipper = Clipper(net, list(net.parameters()), 1.0)
+        clipper.recorder.loss.close()
+        net(torch.full((count, 1), 1 / 64)).sum().backward()
+        return clipper.sums()[0].item()
+
+    assert 1.9 < total(64) - total(63) < 2.0  # where the clip norm is 1
+
+
+def test_a_penalty_on_other_weights_is_no_sum_over_examples():
+    other = nn.Parameter(torch.ones(BATCH))
+    loss = lambda o, y, _: functional.cross_entropy(o, y) + other.square().sum()  # noqa: E731
+    passes(loss, Network)
+
+
+@pytest.mark.parametrize("name", AS_SUMS)
+def test_what_may_be_a_sum_passes_where_a_sum_was_told(name):
+    passes(AS_SUMS[name], Network, loss_reduction="sum")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -305,7 +305,7 @@ def test_outputs_without_padding_are_no_rows_of_examples():
     net = Valid()
     clipper = Clipper(net, list(net.parameters()), 1.0)
     x, lengths = data().tensors[0], 1 + 2 * (torch.arange(COUNT) % 2)  # 24 tokens of 12 examples
-    net(x, lengths).square().sum().backward()
+    net(x, lengths).square().mean().backward()
     clipper.sums()
     assert clipper.examples == COUNT
 
@@ -368,7 +368,7 @@ def test_a_first_batch_that_shows_nothing_does_not_end_the_check(first, mode):
         net.train()
     else:
         net.between = lambda part, h: h
-        made[0](torch.zeros_like(x)).sum().backward()
+        made[0](torch.zeros_like(x)).mean().backward()
         net.between = beside_noise
     made[1].zero_grad()
     with pytest.raises(ValueError, match="apart"):

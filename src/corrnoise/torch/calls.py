@@ -28,6 +28,7 @@ class ModelCalls:
         mixing: layers that mix examples, or keep statistics of them, in training mode.
         batch_first: whether the first dimension of a batch is the examples. Else the model is not
             looked at.
+        mean: whether the loss is a mean over the examples of a batch, else a sum.
 
     Attributes:
         twice: whether gradients of two calls came in one backward pass.
@@ -42,6 +43,7 @@ class ModelCalls:
         own: tuple[type[nn.Module], ...],
         mixing: Callable[[nn.Module], bool],
         batch_first: bool,
+        mean: bool,
     ) -> None:
         self.twice = False
         self._model = model
@@ -55,7 +57,7 @@ class ModelCalls:
         trained = {id(param) for param in params}
         found = [layer for layer in layers(model, trained) if id(layer.module) not in inside]
         self._separate = Separate(model, found if batch_first else ())
-        self._loss = LoopLoss()
+        self._loss = LoopLoss(mean=mean)
         if not batch_first:
             self._loss.close()
         self._looking, self._inside, self._number = False, False, 0

@@ -240,6 +240,7 @@ class OpacusSums:
             own=(DPRNNBase,),
             mixing=keeps_or_mixes,
             batch_first=options.batch_first,
+            mean=options.loss_reduction == "mean",
         )
         self._handing = False  # whether the optimizer's step is one of ours
         self._guard: Any = self._optimizer.original_optimizer.register_step_pre_hook(self._own_step)

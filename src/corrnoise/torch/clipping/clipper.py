@@ -61,7 +61,7 @@ class Clipper:
         self.examples = 0
         self.views = views
         self.real: Tensor | None = None
-        self.recorder = Recorder(model, params, probe=own is None, views=views)
+        self.recorder = Recorder(model, params, probe=own is None, mean=mean, views=views)
         self.recorder.on_start = self.collect
         self._params, self._clip_norm, self._mean = list(params), clip_norm, mean
         self._names = {id(param): name for name, param in model.named_parameters()}

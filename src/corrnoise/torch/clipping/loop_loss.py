@@ -26,6 +26,12 @@ MIXED = (
     "the loss must be a mean or a sum over examples, each by itself, but {why}. Take the loss of "
     "each example, as with reduction='none', and then the mean over the batch: nothing was released"
 )
+_REDUCED = (
+    "the loss must be a {told} over the examples of a batch, as loss_reduction={told!r} says, but "
+    "it is a {found}, so that the gradient of each example would be {done} {examples}, the size of "
+    "the batch, before it is clipped. Take the {told}, or pass loss_reduction={found!r}: nothing "
+    "was released"
+)
 _CLASSES = (
     "torch's cross entropy with weights of classes divides by the weights of a whole batch, so "
     "that the class of one example changes the gradients of others"
@@ -57,19 +63,23 @@ class LoopLoss:
       multiple of the number of examples;
     - what it is divided by is neither the same for all batches nor proportional to their sizes;
     - all examples meet in a table, of differences or distances;
-    - it takes the largest, the smallest or sorted ones of one number for each example.
+    - it takes the largest, the smallest or sorted ones of one number for each example;
+    - it is a sum over all examples where a mean was told, or a mean where a sum was told.
 
-    What is refused does mix examples, but for coincidences such as as many classes as examples. Not
-    all that mixes is refused: what a loop computes from targets alone is seen only where it divides
-    the loss, and functions that torch does not know, compiled ones among them, are not
-    differentiated.
+    What is refused does mix examples, but for coincidences such as as many classes as examples. A
+    sum that is clipped as a mean does so where sizes of batches vary: each size multiplies the
+    gradients of all examples before they are clipped. Not all that mixes is refused: what a loop
+    computes from targets alone is seen only where it divides the loss, and functions that torch
+    does not know, compiled ones among them, are not differentiated.
 
     Args:
+        mean: whether it was told to be a mean over examples, else a sum.
         views: rows of a batch for each example, one after the other.
     """
 
-    def __init__(self, views: int = 1) -> None:
-        self._views, self._left, self._calls = views, _LOOKS, _CALLS
+    def __init__(self, *, mean: bool = True, views: int = 1) -> None:
+        self._told, self._views = "mean" if mean else "sum", views
+        self._left, self._calls = _LOOKS, _CALLS
         self._rows = 0  # of a batch that is looked at
         self._sign = object()  # of the outputs for this batch
         self._seen = 0  # losses of this batch
@@ -115,14 +125,24 @@ class LoopLoss:
                 why = self._objection(loss)
         if why:
             self._seen -= 1
-            raise ValueError(MIXED.format(why=why))
+            raise ValueError(why)
         if not self._calls:
             self.close()
 
     def _objection(self, loss: LossGraph) -> str | None:
-        """Why a loss is not one of each example by itself, if that is seen."""
+        """What is wrong with a loss, if that is seen."""
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return None
+        if why := self._mixes(loss):
+            return MIXED.format(why=why)
+        found, examples = loss.reductions(self._rows), self._rows // self._views
+        if len(found) >= examples or all(each == self._told for each in found):
+            return None  # where there are as many terms, each may be of one example
+        other, done = ("sum", "multiplied by") if self._told == "mean" else ("mean", "divided by")
+        return _REDUCED.format(told=self._told, found=other, done=done, examples=examples)
+
+    def _mixes(self, loss: LossGraph) -> str | None:
+        """Why a loss is not one of each example by itself, if that is seen."""
         rows, examples = self._rows, self._rows // self._views
         entropies = loss.entropies()
         if len(entropies) < examples:  # else each is of one example

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,19 @@ from torch.autograd.graph import GradientEdge, Node
 
 _LEAST = 1e-4  # what may be rounding, relative
 _MEAN = 1  # torch's number for reduction="mean"
+_REDUCTIONS = {_MEAN: "mean", 2: "sum"}
 _OUTPUT = "corrnoise: output of a model"  # a key of what torch notes of a node
 
 # Behind these a trained layer begins: in one pass, and in Opacus's modes.
 _LAYERS = ("_TapBackward", "BackwardHookFunctionBackward")
 
 _DISTANCES = ("Cdist", "EuclideanDist")
+_TERMS = ("AddBackward0", "SubBackward0", "NegBackward0")
+_UNSCALED = (  # what a loss may be computed with that multiplies by no size of a batch
+    *("Abs", "AddBackward", "Clamp", "Ctc", "Exp", "LinalgVectorNorm", "Log", "Neg", "Pow", "Relu"),
+    *("Gather", "IndexBackward", "Permute", "Select", "Sigmoid", "Slice", "Softplus", "Squeeze"),
+    *("Stack", "SubBackward", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View"),
+)
 _ORDERS = ("Topk", "Sort", "Kthvalue", "Max", "Min", "Median", "Amax", "Amin")
 
 
@@ -90,6 +97,30 @@ class LossGraph:
         """What numbers of the loss are divided by, by the names of the nodes that do it."""
         values = [(node.name(), _divided_by(node)) for node in self.nodes]
         return [(name, value) for name, value in values if value is not None]
+
+    def reductions(self, rows: int) -> list[str]:
+        """How the terms that a loss adds up are taken over all outputs: each a "mean" or a "sum".
+
+        Left out are terms that something multiplies or divides, which may be the size of the batch,
+        and what is computed with functions that are not known here.
+
+        Args:
+            rows: of the batch.
+        """
+        found, outputs = list[str](), {edge.node for edge in self.outputs}
+        todo = [
+            root.grad_fn
+            for root, grad in zip(self.roots, self.grads, strict=True)
+            if grad is None and root.grad_fn is not None
+        ]
+        for node in todo:  # grows
+            if node.name() in _TERMS and _saved(node, "alpha") in (None, 1):
+                todo += [each for each, _ in node.next_functions if each is not None]
+            elif kind := _reduces(node, rows):
+                below = set(_below([node], outputs))
+                apart = all(_unscaled(each, kind) for each in below - outputs)
+                found += [kind] * (apart and bool(below & outputs))  # no penalty on parameters
+        return found
 
     def table(self, rows: int) -> bool:
         """Whether one number of each row meets those of all rows, or rows have distances."""
@@ -190,14 +221,14 @@ def _ways(shape: torch.Size, rows: int) -> list[_Way]:
     return found
 
 
-def _below(nodes: list[Node]) -> Iterator[Node]:
-    """What some nodes are computed from, without themselves."""
+def _below(nodes: list[Node], ends: Set[Node] = frozenset()) -> Iterator[Node]:
+    """What some nodes are computed from, without themselves, and with nothing behind the ends."""
     todo, known = list(nodes), set[Node]()
     for node in todo:  # grows
         for each, _ in node.next_functions:
             if each is not None and each not in known:
                 known.add(each)
-                todo.append(each)
+                todo += [] if each in ends else [each]
                 yield each
 
 
@@ -243,6 +274,26 @@ def _divided_by(node: Node) -> float | None:
     if _saved(node, "reduction") == _MEAN and _saved(node, "self") is not None:
         return float(_saved(node, "self").numel())
     return None
+
+
+def _reduces(node: Node, rows: int) -> str:
+    """Whether a node takes one "mean" or "sum" of numbers for all rows, or nothing."""
+    name, many = node.name(), _saved(node, "self")
+    if name in ("MeanBackward0", "SumBackward0"):
+        kind = "mean" if name == "MeanBackward0" else "sum"
+        count = math.prod(_saved(node, "self_sym_sizes"))
+    else:  # one of torch's losses
+        if many is None or _saved(node, "weight") is not None:
+            return ""
+        kind, count = _REDUCTIONS.get(_saved(node, "reduction"), ""), many.numel()
+    return kind if count % rows == 0 else ""
+
+
+def _unscaled(node: Node, kind: str) -> bool:
+    """Whether no size of a batch comes in by a node under one that takes a "mean" or a "sum"."""
+    reduction = _saved(node, "reduction")
+    names = (*_UNSCALED, "Sum") if kind == "sum" else _UNSCALED
+    return node.name().startswith(names) if reduction is None else reduction == 0
 
 
 def _meet(node: Node, rows: int) -> bool:

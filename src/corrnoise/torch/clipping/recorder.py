@@ -135,6 +135,7 @@ class Recorder:
         params: the trained ones.
         probe: whether to see, at the first batch, that the model treats its examples apart. The
             processes of a sharded model cannot run it on examples of their own.
+        mean: whether the loss is a mean over the examples of a batch, else a sum.
         views: rows of a batch for each example, one after the other.
 
     Attributes:
@@ -149,6 +150,7 @@ class Recorder:
         params: Sequence[nn.Parameter],
         *,
         probe: bool = True,
+        mean: bool = True,
         views: int = 1,
     ) -> None:
         trained = {id(param) for param in params}
@@ -160,7 +162,7 @@ class Recorder:
         self._inside = False  # whether the whole model runs
         self.paused = False
         self._separate = Separate(model, self.layers if probe else ())
-        self.loss = LoopLoss(views)
+        self.loss = LoopLoss(mean=mean, views=views)
         if not probe:
             self.loss.close()
         self._shared: dict[str, set[bool]] = {}  # whether layers saw one row for all examples

@@ -187,6 +187,30 @@ class Scaled(torch.autograd.Function):
         return ctx.grad, None
 
 
+class Learned(nn.Module):
+    """A temperature that another optimizer trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, o, y, _):
+        with torch.no_grad():
+            self.scale.copy_(self.scale % 6 + 1)
+        return functional.cross_entropy(o / self.scale, y) + o.square().mean() / self.scale
+
+
+class Warming:
+    """Less of a term with every step of a run."""
+
+    def __init__(self):
+        self.steps = 0
+
+    def __call__(self, o, y, _):
+        self.steps = self.steps % (2 * BATCHES) + 1
+        return functional.cross_entropy(o, y) + o.square().mean() / self.steps
+
+
 APART = {
     "cross entropy": lambda o, y, _: functional.cross_entropy(o, y),
     "sum over the size": lambda o, y, _: functional.cross_entropy(o, y, reduction="sum") / len(o),
@@ -218,6 +242,25 @@ APART = {
     ).mean(),
     "function of one's own": lambda o, y, _: Scaled.apply(o, y) / 2.0,
     "checkpointed": checkpointed,
+    "logarithm of exponential": lambda o, y, _: o.exp().log().mean(),
+    "largest of each": lambda o, y, _: functional.cross_entropy(
+        torch.cat([o.amax(1, keepdim=True), o.topk(2, 1).values], 1), y
+    ),
+    "ordered one by one": lambda o, y, _: sum(row.sort().values[0] for row in o) / len(o),
+    "split one by one": lambda o, y, _: (
+        sum(functional.cross_entropy(a, y[i : i + 1]) for i, a in enumerate(o.split(1))) / len(o)
+    ),
+    "picked one by one": lambda o, y, _: (
+        sum(functional.cross_entropy(o[-i], y[-i], CLASS_WEIGHTS) for i in range(1, len(o) + 1))
+        / len(o)
+    ),
+    "sliced one by one": lambda o, y, _: (
+        sum(
+            functional.cross_entropy(o[i : i + 1], y[i : i + 1], CLASS_WEIGHTS)
+            for i in range(len(o))
+        )
+        / len(o)
+    ),
     "infinite": lambda o, y, _: functional.cross_entropy(
         o.masked_fill((y[:, None] < 2) & (torch.arange(CLASSES) == 2), -torch.inf), y
     ),
@@ -231,6 +274,16 @@ OF_POSITIONS = {
         functional.cross_entropy(o.transpose(1, 2), t, reduction="sum") / BATCH
     ),
     "pooled": lambda o, y, _: functional.cross_entropy(o.amax(1), y),
+    "largest of all positions": lambda o, y, _: functional.cross_entropy(
+        o.flatten(1).topk(CLASSES, 1).values, y
+    ),
+}
+# As many outputs as examples, by coincidence.
+AS_MANY = {
+    "cross entropy": lambda o, y, _: functional.cross_entropy(o, y),
+    "by hand": lambda o, y, _: -(o - o.logsumexp(1, keepdim=True))[range(len(o)), y].mean(),
+    "differences": lambda o, y, _: (o - functional.one_hot(y, BATCH)).abs().mean(),
+    "shifted": lambda o, y, _: functional.cross_entropy(o - o.amax(1, keepdim=True), y),
 }
 REFUSED = {
     "weights": (
@@ -270,6 +323,38 @@ REFUSED = {
         lambda o, y, _: functional.cross_entropy(
             functional.batch_norm(o, None, None, training=True), y
         ),
+        "change with",
+    ),
+    "distances of one number": (
+        lambda o, *_: torch.cdist(o[:, :1], o[:, :1]).mean(),
+        "table of 12 times 12",
+    ),
+    "hinges of pairs": (
+        lambda o, *_: (1.0 - o[:, :1] + o[:, 0]).relu().mean(),
+        "table of 12 times 12",
+    ),
+    "larger ones of pairs": (
+        lambda o, *_: torch.maximum(o[:, :1], o[:, 0].expand(len(o), -1)).mean(),
+        "table of 12 times 12",
+    ),
+    "largest of each class": (lambda o, *_: o.amax(0).mean(), r"the largest.*\(Amax"),
+    "smallest of one class": (lambda o, *_: o[:, :1].min(), r"the largest.*\(Min"),
+    "sorted": (
+        lambda o, *_: (o.sort(0).values * torch.arange(len(o))[:, None]).mean(),
+        r"the largest.*\(Sort",
+    ),
+    "one by one, and all": (
+        lambda o, y, _: one_by_one(o, y, _) + functional.cross_entropy(o, y, CLASS_WEIGHTS),
+        "weights of classes",
+    ),
+    "one by one, and the largest": (
+        lambda o, y, _: (
+            one_by_one(o, y, _) + functional.cross_entropy(o, y, reduction="none").max()
+        ),
+        r"the largest.*\(Max",
+    ),
+    "one by one, less what others have": (
+        lambda o, y, _: one_by_one(o - o.mean(0), y, _),
         "change with",
     ),
     "little of others": (
@@ -339,6 +424,20 @@ def test_outputs_that_change_in_place_are_followed():
     # Opacus's hooks let nobody do that.
     passes(in_place, Network)
     refused(lambda o, y, _: functional.cross_entropy(o.sub_(o.mean(0)), y), Network())
+
+
+@pytest.mark.parametrize("name", AS_MANY)
+def test_as_many_outputs_as_examples(name):
+    passes(AS_MANY[name], lambda: Network(BATCH))
+
+
+def test_a_learned_divisor_is_no_count():
+    passes(Learned(), Network)
+
+
+def test_a_number_of_steps_is_no_count_of_the_batch():
+    for mode in MODES:
+        passes(Warming(), Network, mode=mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -422,6 +521,156 @@ def test_every_backward_pass_of_a_batch_is_looked_at(mode):
     passes(None, TwoHeads, mode=mode, step=step(False))
     if mode == "one_pass":  # Opacus takes one pass alone
         assert "weights of classes" in refused(None, TwoHeads(), step=step(True))
+
+
+def test_results_of_one_function_are_outputs_by_themselves():
+    class Parts(Network):
+        def forward(self, x):
+            return self.last(self.first(x[:, 0]).tanh()).split(CLASSES, 1)
+
+    def work(mixed):
+        def step(model, x, y, _):
+            first, second = model(x)
+            loss = functional.cross_entropy(first, y)
+            if mixed:
+                second = second - second.mean(0)
+            (loss + functional.cross_entropy(second, y)).backward()
+
+        return step
+
+    passes(None, lambda: Parts(2 * CLASSES), step=work(False))
+    assert "change with" in refused(None, Parts(2 * CLASSES), step=work(True))
+
+
+def test_a_loss_beside_the_outputs_that_it_comes_from():
+    class Both(Network):
+        def __init__(self, mixed=False):
+            super().__init__()
+            self.mixed = mixed
+
+        def forward(self, x, y):
+            out = super().forward(x)
+            shown = out - out.mean(0) if self.mixed else out
+            return functional.cross_entropy(shown, y), out
+
+    def step(model, x, y, _):
+        loss, out = model(x, y)
+        (loss + 0.1 * out.square().mean()).backward()
+
+    for mode in MODES:
+        passes(None, Both, mode=mode, step=step)
+        assert "change with" in refused(None, Both(mixed=True), mode=mode, step=step)
+
+
+def test_hidden_outputs_of_several_layers():
+    class Hidden(Network):
+        def forward(self, x):
+            first = self.first(x[:, 0])
+            return first, first.tanh(), self.last(first.tanh())
+
+    def work(mixed):
+        def step(model, x, y, _):
+            first, hidden, out = model(x)
+            shown = first - first.mean(0) if mixed else first
+            (functional.cross_entropy(out, y) + (hidden * shown).mean()).backward()
+
+        return step
+
+    for mode in MODES:
+        passes(None, Hidden, mode=mode, step=work(False))
+    assert "change with" in refused(None, Hidden(), step=work(True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_hooks_on_outputs_are_called_once(mode):
+    calls, grads = [], []
+
+    def step(model, x, y, _):
+        out = model(x)
+        out.register_hook(calls.append)
+        out.retain_grad()
+        functional.cross_entropy(out, y).backward()
+        grads.append(out.grad)
+
+    passes(None, Network, mode=mode, step=step)
+    assert len(calls) == 4 * BATCHES
+    for seen, wanted in zip(grads[: 2 * BATCHES], grads[2 * BATCHES :], strict=True):
+        assert seen.equal(wanted)
+
+
+def test_tensors_that_are_kept_elsewhere_are_given_back_once():
+    """As hooks that move what autograd saves to the disk, and delete it when it is read."""
+    away = {}
+
+    def put(tensor):
+        away[len(away)] = tensor
+        return len(away) - 1
+
+    def step(model, x, y, _):
+        with torch.autograd.graph.saved_tensors_hooks(put, lambda place: away.pop(place).clone()):
+            loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+
+    passes(None, Network, step=step)
+
+
+def test_outputs_that_are_large_are_not_differentiated_twice(monkeypatch):
+    calls = []
+    grad = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: calls.append(1) or grad(*a, **k))
+    monkeypatch.setattr(loop_loss, "_LARGEST", BATCH * CLASSES - 1)
+    run(REFUSED["centred"][0], Network())
+    assert not calls
+    monkeypatch.setattr(loop_loss, "_LARGEST", BATCH * CLASSES)
+    refused(REFUSED["centred"][0], Network())
+    assert calls
+
+
+def test_large_outputs_are_differentiated_twice_in_one_batch(monkeypatch):
+    calls = []
+    grad = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: calls.append(1) or grad(*a, **k))
+    monkeypatch.setattr(loop_loss, "_LARGE", BATCH * CLASSES - 1)
+    run(APART["cross entropy"], Network())
+    once = len(calls)
+    monkeypatch.setattr(loop_loss, "_LARGE", BATCH * CLASSES)
+    run(APART["cross entropy"], Network())
+    assert len(calls) - once == 3 * once > 0
+
+
+def test_losses_in_an_iterator():
+    def step(loss):
+        def work(model, x, y, _):
+            some = iter([loss(model(x), y, _)])
+            torch.autograd.backward(some)
+
+        return work
+
+    passes(None, Network, step=step(APART["cross entropy"]))
+    refused(None, Network(), step=step(REFUSED["centred"][0]))
+
+
+def test_a_sum_that_torch_cannot_differentiate_twice_is_refused():
+    def total(o, *_):
+        lengths = torch.full((len(o),), LENGTH), torch.full((len(o),), 2)
+        targets = torch.tensor([[1, 2]]).expand(len(o), -1)
+        found = o.log_softmax(2).transpose(0, 1)
+        return functional.ctc_loss(found, targets, *lengths, reduction="sum")
+
+    refused(total, Tagger(), match="must be a mean .* multiplied by 12, the size")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo reads it
+def test_a_compiled_step():
+    def step(loss):
+        def work(model, x, y, _):
+            loss(model(x), y, _).backward()
+
+        return torch.compile(work, backend="eager")
+
+    passes(None, Network, step=step(APART["cross entropy"]))
+    with pytest.raises(Exception, match=MIXED):
+        run(None, Network(), step=step(REFUSED["weights"][0]))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -2,7 +2,7 @@
 
 The engine sees a model and the gradients that come back to it, but not what a loop computes in
 between. Autograd knows: when ``backward`` is called, the graph of the loss is read, and
-differentiated twice. No code of the loop runs again, and no number of it changes.
+differentiated twice. No number of the loop changes.
 """
 
 from __future__ import annotations
@@ -10,21 +10,27 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from corrnoise.torch.clipping import loss_terms
 from corrnoise.torch.clipping.loss_graph import LossGraph, mark
+from corrnoise.torch.clipping.loss_twice import coupled
 
 _LOOKS = 3  # batches that are looked at: one may have no padding
+_LARGEST = 2**26  # numbers of outputs that are differentiated twice: a few times their memory
+_LARGE = 2**22  # of those that are once only
 _CALLS = 100  # of ``backward`` until nobody waits any longer for a loss of the model
 
 MIXED = (
     "the loss must be a mean or a sum over examples, each by itself, but {why}. Take the loss of "
-    "each example, as with reduction='none', and then the mean over the batch: nothing was released"
+    "each example, as with reduction='none', and then the mean over the batch; if this was a "
+    "coincidence, PrivacyEngine.check_loss(loss, *batch) in one pass confirms the loss: nothing "
+    "was released"
 )
 _REDUCED = (
     "the loss must be a {told} over the examples of a batch, as loss_reduction={told!r} says, but "
@@ -63,14 +69,15 @@ class LoopLoss:
       multiple of the number of examples;
     - what it is divided by is neither the same for all batches nor proportional to their sizes;
     - all examples meet in a table, of differences or distances;
-    - it takes the largest, the smallest or sorted ones of one number for each example;
+    - it takes the largest, the smallest or sorted ones of numbers of all examples;
     - it is a sum over all examples where a mean was told, or a mean where a sum was told.
 
-    What is refused does mix examples, but for coincidences such as as many classes as examples. A
+    What is refused does mix examples, but for coincidences such as as many targets as examples. A
     sum that is clipped as a mean does so where sizes of batches vary: each size multiplies the
     gradients of all examples before they are clipped. Not all that mixes is refused: what a loop
-    computes from targets alone is seen only where it divides the loss, and functions that torch
-    does not know, compiled ones among them, are not differentiated.
+    computes from targets alone is seen only where it divides the loss, straight lines such as
+    hinges between two examples have no second derivative, and functions that torch does not know,
+    compiled ones among them, are not differentiated.
 
     Args:
         mean: whether it was told to be a mean over examples, else a sum.
@@ -82,9 +89,11 @@ class LoopLoss:
         self._left, self._calls = _LOOKS, _CALLS
         self._rows = 0  # of a batch that is looked at
         self._sign = object()  # of the outputs for this batch
+        self._outputs: list[tuple[weakref.ref[Tensor], int]] = []  # and hooks that they had
         self._seen = 0  # losses of this batch
         # Of the last batch, for each of its losses: the rows, and what it was divided by.
         self._before: dict[int, tuple[int, list[tuple[str, float]]]] = {}
+        self._apart: set[tuple[str, ...]] = set()  # losses that were differentiated
 
     def starts(self, rows: int) -> None:
         """The model starts on a batch.
@@ -94,6 +103,7 @@ class LoopLoss:
         """
         self._left -= self._seen > 0
         self._rows, self._sign, self._seen = 0, object(), 0
+        self._outputs = []
         if not self._left:
             self.close()
         elif rows >= 2 * self._views and rows % self._views == 0:
@@ -101,8 +111,9 @@ class LoopLoss:
 
     def gives(self, outputs: Sequence[Tensor]) -> None:
         """The model has given its outputs for the batch that it started on."""
-        if self._rows:
+        if self._rows and not _moved_away():
             mark(outputs, self._sign)
+            self._outputs = [(weakref.ref(each), _hooks(each)) for each in outputs]
             _watch(self)
 
     def close(self) -> None:
@@ -118,74 +129,115 @@ class LoopLoss:
         """
         self._calls -= 1
         why = None
-        with suppress(Exception):  # of losses that cannot be read, or not differentiated twice
-            loss = LossGraph.follow(roots, grads, self._sign) if self._rows else None
-            if loss is not None:
-                self._seen += 1
-                why = self._objection(loss)
+        with suppress(Exception):  # of losses that cannot be read
+            if self._rows and not _moved_away() and not _captured():
+                why = self._objection(roots, grads)
         if why:
             self._seen -= 1
             raise ValueError(why)
         if not self._calls:
             self.close()
 
-    def _objection(self, loss: LossGraph) -> str | None:
+    def _objection(self, roots: Sequence[Tensor], grads: Sequence[Tensor | None]) -> str | None:
         """What is wrong with a loss, if that is seen."""
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        rows, examples = self._rows, self._rows // self._views
+        loss = LossGraph.follow(roots, grads, self._sign, rows=rows, views=self._views)
+        if loss is None:
             return None
-        if why := self._mixes(loss):
+        self._seen += 1
+        why = self._mixes(loss)
+        if not why and self._moves(loss):
+            why = _COUPLED
+        if why:
             return MIXED.format(why=why)
-        found, examples = loss.reductions(self._rows), self._rows // self._views
-        if len(found) >= examples or all(each == self._told for each in found):
-            return None  # where there are as many terms, each may be of one example
+        if all(each == self._told for each in loss_terms.reductions(loss)):
+            return None
         other, done = ("sum", "multiplied by") if self._told == "mean" else ("mean", "divided by")
         return _REDUCED.format(told=self._told, found=other, done=done, examples=examples)
 
     def _mixes(self, loss: LossGraph) -> str | None:
-        """Why a loss is not one of each example by itself, if that is seen."""
-        rows, examples = self._rows, self._rows // self._views
-        entropies = loss.entropies()
-        if len(entropies) < examples:  # else each is of one example
-            if any(each.weighted for each in entropies):
-                return _CLASSES
-            for each in entropies:
-                if each.count > rows and each.count % rows:
-                    return _PARTS.format(count=each.count, rows=rows)
-        if loss.table(rows):
+        """Why a loss is not one of each example by itself, if its graph shows that."""
+        rows = self._rows
+        if loss_terms.class_weights(loss):
+            return _CLASSES
+        if count := loss_terms.parts(loss):
+            return _PARTS.format(count=count, rows=rows)
+        if loss_terms.table(loss):
             return _TABLE.format(rows=rows)
-        if name := loss.order(rows):
+        if name := loss_terms.order(loss):
             return _ORDER.format(name=name)
-        divisors = loss.divisors()
+        divisors = loss_terms.divisors(loss)
         before, then = self._before.get(self._seen, (rows, []))
         self._before[self._seen] = rows, divisors
-        alike = [name for name, _ in divisors] == [name for name, _ in then]
-        if alike and len(divisors) < examples:
-            for (_, now), (_, old) in zip(divisors, then, strict=True):
-                if not (_near(now, old) or _near(now * before, old * rows)):
-                    return _DIVISOR.format(now=now, rows=rows, before=before, then=old)
-        return _COUPLED if loss.coupled(rows, self._views) else None
+        if [name for name, _ in divisors] != [name for name, _ in then]:
+            return None
+        for (_, now), (_, old) in zip(divisors, then, strict=True):
+            steps = now == round(now) == old + 1  # a number of steps
+            if not (steps or _near(now, old) or _near(now * before, old * rows)):
+                return _DIVISOR.format(now=now, rows=rows, before=before, then=old)
+        return None
+
+    def _moves(self, loss: LossGraph) -> bool:
+        """Whether gradients of some examples change with outputs for others.
+
+        Hooks of the user's would be called once more.
+        """
+        outputs = [(each, had) for ref, had in self._outputs if (each := ref()) is not None]
+        given = {id(each) for each, _ in outputs}
+        outputs += [(root, 0) for root in loss.roots if id(root) not in given]
+        if any(_hooks(each) > had for each, had in outputs):
+            return False
+        names = tuple(node.name() for node in loss.nodes)
+        found = None
+        with suppress(Exception):  # of losses that cannot be differentiated twice
+            found = coupled(loss, _LARGE if names in self._apart else _LARGEST)
+        if found is False:
+            self._apart.add(names)
+        return bool(found)
 
 
 def _near(first: float, second: float) -> bool:
     return math.isclose(first, second, rel_tol=1e-5)
 
 
+def _hooks(tensor: Tensor) -> int:
+    """How many functions are called with the gradient of a tensor."""
+    hooks: Any = tensor._backward_hooks
+    return len(hooks or ()) + (tensor.grad_fn is not None and tensor.retains_grad)
+
+
+def _moved_away() -> bool:
+    """Whether somebody keeps what autograd saves elsewhere, and may give it back once alone.
+
+    Torch's own functions, checkpoints among them, give it back as often as they are asked.
+    """
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    return hooks is not None and not str(hooks[1].__module__).startswith("torch.")
+
+
+def _captured() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 # Torch has no hook for a call of ``backward``: while somebody looks, another function stands in its
 # place.
 _looking: weakref.WeakSet[LoopLoss] = weakref.WeakSet()
+_wrapper: Any = None
 
 
 def _watch(loss: LoopLoss) -> None:
+    global _wrapper
     _looking.add(loss)
-    if not hasattr(torch.autograd.backward, "_looked_at"):
-        torch.autograd.backward = _looked_at(torch.autograd.backward)
+    if _wrapper is None or torch.autograd.backward is not _wrapper:
+        torch.autograd.backward = _wrapper = _looked_at(torch.autograd.backward)
 
 
 def _leave(loss: LoopLoss) -> None:
+    global _wrapper
     _looking.discard(loss)
-    backward: Any = torch.autograd.backward
-    if not _looking and hasattr(backward, "_looked_at"):  # else somebody has put another there
-        torch.autograd.backward = backward._looked_at
+    # Else somebody has put another there.
+    if not _looking and _wrapper is not None and torch.autograd.backward is _wrapper:
+        torch.autograd.backward, _wrapper = _wrapper.__wrapped__, None
 
 
 def _looked_at(backward: Callable[..., None]) -> Callable[..., None]:
@@ -193,16 +245,18 @@ def _looked_at(backward: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(backward)
     def wrapper(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+        tensors, grad_tensors = (
+            list(each) if isinstance(each, Iterator) else each for each in (tensors, grad_tensors)
+        )
         tell(tensors, grad_tensors)
         backward(tensors, grad_tensors, *args, **kwargs)
 
-    wrapper._looked_at = backward  # type: ignore[attr-defined]
     return wrapper
 
 
 def _tell(tensors: Any, grads: Any) -> None:
     """Tell whoever looks that ``backward`` is called."""
-    roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-    given = [grads] if isinstance(grads, Tensor) else list(grads or [None] * len(roots))
+    roots = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+    given = list(grads) if isinstance(grads, (list, tuple)) else [grads] * len(roots)
     for each in list(_looking):
         each.see(roots, given)

@@ -86,6 +86,7 @@ class _Tap(torch.autograd.Function):
     def forward(ctx: Any, pending: _Pending, token: Tensor, count: int, *tensors: Tensor) -> Any:
         outputs, inputs = tensors[:count], tensors[count:]
         ctx.pending, ctx.size = pending, len(inputs)
+        ctx.blocked = False  # where a loss is only looked at
         # New tensors, neither views nor inputs, so that the model may go on to change them in
         # place. Layers that read their own output in the backward pass need theirs unchanged.
         shared = type(pending.layer.module) in handlers.OUTPUT_UNUSED
@@ -94,11 +95,17 @@ class _Tap(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        saved = ctx.saved_tensors
-        ctx.pending.complete(saved[: ctx.size], saved[ctx.size :], grads)
-        return None, None, None, *grads, *(None for _ in range(ctx.size))
+        if ctx.blocked:
+            return (None,) * (3 + len(grads) + ctx.size)
+        return _complete(ctx, *grads)
+
+
+@once_differentiable
+def _complete(ctx: Any, *grads: Tensor) -> Any:
+    saved = ctx.saved_tensors
+    ctx.pending.complete(saved[: ctx.size], saved[ctx.size :], grads)
+    return None, None, None, *grads, *(None for _ in range(ctx.size))
 
 
 CALLED_TWICE = (

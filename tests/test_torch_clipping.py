@@ -499,7 +499,7 @@ def test_float16_is_multiplied_in_float32():
     """Of a clipped gradient of many elements each is below 2⁻¹⁴, where float16 has fewer bits."""
     left, right = (torch.full((1, 300, 512), x, dtype=torch.float16) for x in (16.0, 1.0))
     factors = torch.full((1,), 1.0 / (16.0 * 300 * 512))  # to a norm of 1
-    found = Factors(factors).times(right.to(DEVICE)).cpu()
+    found = Factors(factors.to(DEVICE)).times(right.to(DEVICE)).cpu()
     assert found.dtype == torch.float32
     assert torch.allclose(found, factors)
     for kept, added in ((found, 1.0), (scaled(right, factors), 7.0 * 2.0**-24 / float(factors))):

@@ -177,13 +177,13 @@ def test_the_average_is_the_mean_of_the_last_weights():
     assert net.weight.tolist() == [[5.0, 5.0]]
 
 
-def test_a_model_of_ones_own_with_clipping_in_one_pass(digits):
+def test_a_model_of_ones_own_with_frozen_parts(digits):
     net = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)
     )
     net[1].requires_grad_(False)
     frozen = net[1].weight.clone()
-    found = train(plan(), digits, model=net, learning_rate=0.2, grad_sample_mode="one_pass")
+    found = train(plan(), digits, model=net, learning_rate=0.2)
     assert found.model == {"name": "Sequential", "num_parameters": 330}
     assert found.test_accuracy > 0.3
     assert torch.equal(net[1].weight, frozen)

@@ -45,7 +45,7 @@ TASK = Task(
         "fixed": (85.71, 87.18, 89.42, 87.08, 89.23),
     },
     # A batch, twice as large at most, goes through the model at once.
-    options={"grad_sample_mode": "one_pass", "max_physical_batch_size": 1024},
+    options={"max_physical_batch_size": 1024},
 )
 
 draw = accuracy.draw

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -51,7 +50,6 @@ def train(
     folder: str | Path | None = None,
     key: str | Path | None = None,
     max_physical_batch_size: int | None = None,
-    grad_sample_mode: Literal["hooks", "functorch", "ew", "one_pass"] = "hooks",
     schedule: Literal["constant", "linear"] = "constant",
     average_last: float = 0.0,
     track_epsilon: bool = True,
@@ -74,7 +72,6 @@ def train(
         key: the file that keeps the key of such a run; ``FOLDER.key``, beside the folder, by
             default.
         max_physical_batch_size: examples that go through the model at a time.
-        grad_sample_mode: how gradients are taken and clipped; "one_pass" needs the least memory.
         schedule: of the learning rate: "linear" lowers it step by step to 0.
         average_last: the part of the steps at the end whose weights are averaged for evaluation;
             0 evaluates the last weights. Neither this nor the schedule costs privacy.
@@ -129,17 +126,16 @@ def train(
             ),
             max_grad_norm=clip_norm,
             plan=plan,
-            grad_sample_mode=grad_sample_mode,
-            # Many models cannot run on an empty batch.
-            rand_on_empty=grad_sample_mode != "one_pass",
+            grad_sample_mode="one_pass",
+            max_physical_batch_size=max_physical_batch_size,
         )
-        wrapped, optimizer, loader = made
+        _, optimizer, loader = made
         checkpoint = None if place is None else place / "checkpoint.pt"
         average = Average(trained, plan.num_steps, average_last)
         records: list[Record] = []
         before = 0.0  # seconds of a run that was interrupted
         if checkpoint is not None and checkpoint.exists():
-            found = engine.load_checkpoint(path=checkpoint, module=wrapped, optimizer=optimizer)
+            found = engine.load_checkpoint(path=checkpoint, module=net, optimizer=optimizer)
             records = [Record(**record) for record in found["records"]]
             average.load(found["average"])
             before = found["seconds"]
@@ -155,21 +151,12 @@ def train(
             if engine.steps_taken > average.num_steps:  # and not only a part of a batch
                 average.update()
 
-        # Of Opacus's hooks on the first layer, whose input needs no gradient.
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
         start = time.perf_counter()
         while engine.steps_taken < n:
-            loss = _epoch(
-                wrapped,
-                optimizer,
-                loader,
-                max_physical_batch_size,
-                before_step,
-                after_step,
-            )
+            loss = _epoch(net, optimizer, loader, before_step, after_step)
             taken = engine.steps_taken
             with average.weights():
-                test_loss, accuracy = evaluate(wrapped, test)
+                test_loss, accuracy = evaluate(net, test)
             due = track_epsilon and (
                 not plan.sampling.certified
                 or (taken // b) % max(1, -(-n // b) // _CERTIFICATES) == 0
@@ -180,7 +167,7 @@ def train(
             if checkpoint is not None:
                 engine.save_checkpoint(
                     path=checkpoint,
-                    module=wrapped,
+                    module=net,
                     optimizer=optimizer,
                     checkpoint_dict={
                         "records": [vars(record) for record in records],
@@ -191,7 +178,6 @@ def train(
             if show is not None:
                 show(taken, n)
         seconds = before + time.perf_counter() - start
-        optimizer.zero_grad()  # frees the gradients of single examples at once
     return Run(
         label=label or plan.mechanism.name,
         plan=plan,
@@ -227,30 +213,22 @@ def _epoch(
     net: nn.Module,
     optimizer: Any,
     loader: Any,
-    most: int | None,
     before_step: Callable[[], None],
     after_step: Callable[[], None],
 ) -> float:
     """One pass over the loader; the mean loss."""
-    if most is not None:
-        from opacus.utils.batch_memory_manager import BatchMemoryManager
-
-        with BatchMemoryManager(
-            data_loader=loader, max_physical_batch_size=most, optimizer=optimizer
-        ) as parts:
-            return _epoch(net, optimizer, parts, None, before_step, after_step)
     total = torch.zeros((), device=next(net.parameters()).device)
     count = 0
     for x, y in loader:
         before_step()
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        after_step()
-        if len(y):
+        if len(y):  # many models cannot run on an empty batch
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()
             total += loss.detach() * len(y)
             count += len(y)
+        optimizer.step()
+        after_step()
     return float(total) / max(count, 1)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import re
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from training import KEY, private, weights
 
+from corrnoise.records import keys
 from corrnoise.torch import PrivacyEngine
 from corrnoise.torch.clipping import loop_loss
 from corrnoise.torch.clipping.clipper import Clipper
@@ -91,7 +94,7 @@ def run(loss, net, *, mode="one_pass", step=None, look=True, **options):
     model, optimizer, loader = private(engine, net=net, **options)
     if not look:
         sums = engine._setup.step.sums
-        (sums.clipper.recorder.loss if mode == "one_pass" else sums._calls._loss).close()
+        (sums.clipper.recorder.loss if mode == "one_pass" else sums._calls.loss).close()
     torch.manual_seed(3)
     for _ in range(2):
         for x, y, tags in loader:
@@ -130,6 +133,10 @@ def masked_mean(o, _, t):
     losses = functional.cross_entropy(o.transpose(1, 2), t, reduction="none")
     kept = t != -100
     return ((losses * kept).sum(1) / kept.sum(1)).mean()
+
+
+def masked_sums(o, t):
+    return functional.cross_entropy(o.transpose(1, 2), t, reduction="none").sum(1)
 
 
 def shifted(o, y, _):
@@ -261,6 +268,16 @@ APART = {
         )
         / len(o)
     ),
+    "listed one by one": lambda o, y, _: (
+        sum(functional.cross_entropy(o[[i]], y[[i]], CLASS_WEIGHTS) for i in range(len(o))) / len(o)
+    ),
+    "selected one by one": lambda o, y, _: torch.stack(
+        [
+            functional.cross_entropy(o.index_select(0, i), y[i], CLASS_WEIGHTS)
+            for i in torch.arange(len(o)).split(1)
+        ]
+    ).mean(),
+    "shifted by a large number": lambda o, y, _: shifted(30.0 * o, y, _),
     "infinite": lambda o, y, _: functional.cross_entropy(
         o.masked_fill((y[:, None] < 2) & (torch.arange(CLASSES) == 2), -torch.inf), y
     ),
@@ -268,6 +285,20 @@ APART = {
 OF_POSITIONS = {
     "masked mean": masked_mean,
     "one by one": tag_by_tag,
+    "time first": lambda o, _, t: torch.stack(
+        [
+            functional.cross_entropy(o.transpose(0, 1)[: int(n), i], t[i, : int(n)])
+            for i, n in enumerate((t != -100).sum(1))
+        ]
+    ).mean(),
+    "packed": lambda o, _, t: torch.stack(
+        [
+            part.mean()
+            for part in functional.cross_entropy(o.transpose(1, 2), t, reduction="none")[
+                t != -100
+            ].split((t != -100).sum(1).tolist())
+        ]
+    ).mean(),
     "first": lambda o, y, _: functional.cross_entropy(o[:, 0], y),
     "all": lambda o, _, t: functional.cross_entropy(o.flatten(0, 1), t.clamp(min=0).flatten()),
     "constant divisor": lambda o, _, t: (
@@ -299,7 +330,16 @@ REFUSED = {
         "weights of classes",
     ),
     "outer": (lambda o, y, _: (o[:, :1] - y.float()).square().mean(), "table of 12 times 12"),
+    "outer, with one more dimension": (
+        lambda o, y, _: (o[:, :1, None] - y[:, None].float()).abs().mean(),
+        "table of 12 times 12",
+    ),
     "distances": (lambda o, y, _: torch.cdist(o, o).mean(), "table of 12 times 12"),
+    "distances of halves": (lambda o, *_: torch.cdist(o[:6], o[6:]).mean(), "by distances"),
+    "distances of all pairs": (
+        lambda o, *_: functional.pdist(o).square().mul(-2.0).exp().mean().log(),
+        "by distances",
+    ),
     "largest": (
         lambda o, y, _: functional.cross_entropy(o, y, reduction="none").max(),
         r"the largest.*\(Max",
@@ -370,6 +410,12 @@ SUMS = {
     ),
     "by hand": lambda o, y, _: -o.log_softmax(1)[torch.arange(len(o)), y].sum(),
     "squares": lambda o, y, _: ((o - 1.0) ** 2).sum(1).sum(),
+    "one by one": lambda o, y, _: sum(
+        functional.cross_entropy(a[None], b[None]) for a, b in zip(o, y, strict=True)
+    ),
+    "stacked": lambda o, y, _: torch.stack(
+        [functional.cross_entropy(a, b) for a, b in zip(o, y, strict=True)]
+    ).sum(),
     "likelihood": lambda o, y, _: -torch.distributions.Categorical(logits=o).log_prob(y).sum(),
 }
 MEANS = {
@@ -381,9 +427,16 @@ AS_SUMS = {
     "mean times the size": lambda o, y, _: len(o) * functional.cross_entropy(o, y),
     "mean of multiples": lambda o, y, _: (len(o) * (o - 1.0).abs().sum(1)).mean(),
     "sum of means": lambda o, y, _: (o - 1.0).abs().mean(1).sum(),
-    "one by one": lambda o, y, _: sum(
-        functional.cross_entropy(a[None], b[None]) for a, b in zip(o, y, strict=True)
+    "products": lambda o, y, _: (CLASS_WEIGHTS * o.square()).sum(),
+}
+# What is a sum for batches of all sizes.
+SCALED = {
+    "over a constant": lambda o, y, _: functional.cross_entropy(o, y, reduction="sum") / BATCH,
+    "smoothed": lambda o, y, _: functional.cross_entropy(
+        o, y, reduction="sum", label_smoothing=0.1
     ),
+    "one by one": lambda o, y, _: 0.5 * sum((row - 1.0).square().sum() for row in o),
+    "mean times the size": lambda o, y, _: len(o) * functional.cross_entropy(o, y) / BATCH,
 }
 # What needs a second batch to compare with.
 DIVIDED = {
@@ -399,6 +452,13 @@ DIVIDED = {
     )[t != -100].mean(),
     "losses before their sum": lambda o, _, t: (
         functional.cross_entropy(o.transpose(1, 2), t, reduction="none") / (t != -100).sum()
+    ).sum(),
+    "by a product": lambda o, _, t: (
+        functional.cross_entropy(o.transpose(1, 2), t, reduction="sum")
+        * (t != -100).sum().reciprocal()
+    ),
+    "losses before their sum, by a number of Python's": lambda o, _, t: (
+        masked_sums(o, t) / float((t != -100).sum())
     ).sum(),
     "by its own size": lambda o, _, t: o.square().sum() / o.square().sum().item(),
 }
@@ -462,6 +522,20 @@ def test_a_mean_is_refused_where_a_sum_was_told(name, mode):
     refused(MEANS[name], Network(), match=match, mode=mode, loss_reduction="sum")
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", SCALED)
+def test_a_sum_times_a_constant_is_refused_with_a_batch_of_another_size(name, mode):
+    def loop(reduction):
+        keys._RELEASED.clear()
+        options = {"sampling": "poisson", "mechanism": "dp_sgd", "loss_reduction": reduction}
+        return run(SCALED[name], Network(), mode=mode, **options)
+
+    with pytest.raises(ValueError, match=r"must be a mean over the examples .* but it is a sum"):
+        loop("mean")
+    assert loop("sum")[0] == 2 * BATCHES
+    passes(SCALED[name], Network, mode=mode)  # with batches of one size it may be a mean
+
+
 def test_a_sum_that_is_clipped_as_a_mean_moves_others():
     def total(count):
         net = nn.Linear(1, 1, bias=False)
@@ -494,6 +568,86 @@ def test_a_mean_over_all_tokens_is_refused(name, mode):
 @pytest.mark.parametrize("name", DIVIDED)
 def test_a_divisor_that_goes_with_the_batch_is_refused_at_the_second_step(name, mode):
     assert "it is divided by" in refused(DIVIDED[name], Tagger(), mode=mode, after=1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_refused_batch_that_comes_again_is_refused_again(mode):
+    """As when a cell of a notebook is run once more."""
+    engine, batches = PrivacyEngine(key=KEY), DataLoader(data(), batch_size=BATCH)
+    model, optimizer, loader = private(
+        engine, net=Tagger(), data_loader=batches, grad_sample_mode=mode, epochs=2
+    )
+
+    def cell():
+        for x, y, tags in loader:
+            optimizer.zero_grad()
+            DIVIDED["masked"](model(x), y, tags).backward()
+            optimizer.step()
+
+    for _ in range(5):
+        with pytest.raises(ValueError, match="it is divided by"):
+            cell()
+        assert engine.steps_taken == 1
+
+
+@dataclasses.dataclass
+class Predictions:
+    logits: torch.Tensor
+
+
+class InDataclass(Network):
+    def forward(self, x):
+        return Predictions(super().forward(x))
+
+
+class InObject(Network):
+    def forward(self, x):
+        return SimpleNamespace(logits=super().forward(x))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [InDataclass, InObject])
+def test_outputs_in_objects_of_ones_own(kind, mode):
+    def step(loss):
+        return lambda model, x, y, _: loss(model(x).logits, y, _).backward()
+
+    passes(None, kind, mode=mode, step=step(APART["cross entropy"]))
+    for name in ("weights", "outer", "centred"):
+        loss, why = REFUSED[name]
+        if mode == "one_pass" or name != "centred":  # Opacus's hooks bear one derivative
+            assert re.search(why, refused(None, kind(), mode=mode, step=step(loss)))
+
+
+def test_what_a_model_keeps_beside_its_outputs():
+    class Keeping(Network):
+        def forward(self, x):
+            self.hidden = self.first(x[:, 0]).tanh()
+            return self.last(self.hidden)
+
+    def step(part):
+        def work(model, x, y, _):
+            loss = functional.cross_entropy(model(x), y)
+            (loss + part(model.hidden)).backward()
+
+        return work
+
+    passes(None, Keeping, step=step(lambda hidden: hidden.square().mean()))
+    spread = lambda hidden: (1.0 - hidden.std(0)).relu().mean()  # noqa: E731
+    assert "change with" in refused(None, Keeping(), step=step(spread))
+
+
+def test_a_second_call_before_backward_hides_nothing():
+    def step(loss):
+        def work(model, x, y, _):
+            found = loss(model(x), y, _)
+            for count in (BATCH, 5, 1):
+                model(x[:count]).detach()
+            found.backward()
+
+        return work
+
+    passes(None, Network, step=step(APART["cross entropy"]))
+    assert "weights of classes" in refused(None, Network(), step=step(REFUSED["weights"][0]))
 
 
 def test_a_loss_that_the_model_gives_is_looked_at():
@@ -718,6 +872,19 @@ def test_views_of_one_example_may_meet():
     refused(REFUSED["centred"][0], Network(), views=2, data_loader=batches)
     with pytest.raises(ValueError, match=MIXED):
         passes(near, Network)
+    for parts in (
+        lambda o: [o[i : i + 2] for i in range(0, len(o), 2)],
+        lambda o: o.split(2),
+        lambda o: [o[[i, i + 1]] for i in range(0, len(o), 2)],
+        lambda o: o.unflatten(0, (-1, 2)).unbind(),
+    ):
+
+        def pair_by_pair(o, y, _, parts=parts):
+            pairs = zip(parts(o), y.split(2), strict=True)
+            return sum(functional.cross_entropy(a, b, CLASS_WEIGHTS) for a, b in pairs) / len(o)
+
+        passes(pair_by_pair, Network, views=2, data_loader=batches)
+    refused(REFUSED["weights"][0], Network(), views=2, data_loader=batches)
 
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
@@ -732,7 +899,10 @@ def test_low_precision(kind):
         return work
 
     passes(None, Network, step=step(functional.cross_entropy))
-    refused(None, Network(), step=step(lambda o, y: functional.cross_entropy(o - o.mean(0), y)))
+    for count in (BATCH, BATCHES * BATCH):  # the larger a batch, the less each changes its mean
+        whole = DataLoader(data(), batch_size=count)
+        centred = lambda o, y: functional.cross_entropy(o - o.mean(0), y)  # noqa: E731
+        refused(None, Network(), step=step(centred), data_loader=whole)
 
 
 def test_backward_is_looked_at_for_three_batches():
@@ -788,19 +958,36 @@ def test_an_engine_that_is_left_leaves_backward_alone():
     torch.ones((), requires_grad=True).backward()
 
 
-def test_a_loss_that_was_checked_is_looked_at_no_more():
-    engine = PrivacyEngine(key=KEY)
+@pytest.mark.parametrize("mode", ["one_pass", "hooks", "functorch"])
+def test_a_loss_that_was_checked_is_looked_at_no_more(mode):
+    def centred(x, y):
+        out = model(x)
+        return functional.cross_entropy(out - out.mean(0), y)
+
+    engine, batches = PrivacyEngine(key=KEY), DataLoader(data(), batch_size=BATCH)
     net = Network()
-    model, optimizer, loader = private(
-        engine, net=net, data_loader=DataLoader(data(), batch_size=BATCH), epochs=2
-    )
+    options = {"data_loader": batches, "grad_sample_mode": mode, "epochs": 2}
+    model, optimizer, loader = private(engine, net=net, **options)
     x, y, _ = data()[:6]
+    with pytest.raises(ValueError, match="the loss must be the mean over the examples"):
+        engine.check_loss(centred, x, y)
     engine.check_loss(lambda x, y: functional.cross_entropy(model(x), y), x, y)
+    assert all(param.grad is None for param in net.parameters())
+    assert all(getattr(param, "grad_sample", None) is None for param in net.parameters())
     for x, y, _ in loader:
+        optimizer.zero_grad()
         functional.cross_entropy(model(x), y).backward()
         assert not loop_loss._looking
         optimizer.step()
-        break
+    assert engine.steps_taken == BATCHES
+
+
+def test_expanded_weights_cannot_check_a_loss():
+    engine = PrivacyEngine(key=KEY)
+    private(engine, net=Network(), data_loader=DataLoader(data(), batch_size=BATCH),
+            grad_sample_mode="ew")  # fmt: skip
+    with pytest.raises(ValueError, match="'ew' does not take"):
+        engine.check_loss(lambda x, y, _: x.sum(), *data()[:6])
 
 
 def test_a_refused_loss_can_be_mended():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ class ModelCalls:
 
     Attributes:
         twice: whether gradients of two calls came in one backward pass.
+        loss: looks at the first losses of a loop.
     """
 
     def __init__(
@@ -57,9 +59,9 @@ class ModelCalls:
         trained = {id(param) for param in params}
         found = [layer for layer in layers(model, trained) if id(layer.module) not in inside]
         self._separate = Separate(model, found if batch_first else ())
-        self._loss = LoopLoss(mean=mean)
+        self.loss = LoopLoss(mean=mean)
         if not batch_first:
-            self._loss.close()
+            self.loss.close()
         self._looking, self._inside, self._number = False, False, 0
         self._examples: int | None = 0  # in the batch, where the call shows it
         self._layers, self._noted = found, 0
@@ -81,10 +83,19 @@ class ModelCalls:
     def close(self) -> None:
         """Watch the model no more."""
         self._separate.close()
-        self._loss.close()
+        self.loss.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    @contextmanager
+    def unwatched(self) -> Generator[None]:
+        """The model runs to be looked at."""
+        self._looking = True
+        try:
+            yield
+        finally:
+            self._looking = False
 
     def _recording(self) -> bool:
         # Opacus's hooks ask each layer for its mode.
@@ -105,14 +116,10 @@ class ModelCalls:
         leaves = pytree.tree_leaves((args, kwargs))
         sizes = [len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
         self._examples = sizes[0] if sizes else None
-        self._looking = True
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self._separate.check(args, kwargs, self._examples or 0)
-        finally:
-            self._looking = False
-        self._loss.starts(self._examples or 0)
+        with self.unwatched(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._separate.check(args, kwargs, self._examples or 0)
+        self.loss.starts(self._examples or 0)
         self._number += 1
         self._inside = True
 
@@ -124,6 +131,7 @@ class ModelCalls:
             if not self._inside:
                 raise outside(layer)
             self._note(output)
+            self.loss.gives(tensors(output))
             for tensor in examples_first(module, tensors(output)):
                 if self._examples is None:
                     break
@@ -143,7 +151,7 @@ class ModelCalls:
             self._inside = False
             self._note(output)
             if backward_pass() < 0:
-                self._loss.gives(tensors(output))
+                self.loss.gives(tensors(output))
 
     def _note(self, output: Any) -> None:
         """See in which backward pass the gradients of a call come, once for each call."""

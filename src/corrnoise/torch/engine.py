@@ -312,9 +312,9 @@ class PrivacyEngine:
             batch: the tensors of some examples.
 
         Raises:
-            ValueError: it is not, or the mode is one of Opacus's.
+            ValueError: it is not, or the mode is "ew".
         """
-        self._own_sums.check_loss(loss, batch)
+        self._started.step.sums.check_loss(loss, batch)
 
     def audit(
         self,

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
 from corrnoise.torch.calls import ModelCalls
+from corrnoise.torch.clipping.loss import check_loss
 from corrnoise.torch.clipping.recorder import CALLED_TWICE
 from corrnoise.torch.empty_batches import WithEmpty, WithStandIn
 from corrnoise.torch.finite import clear_, finite_rows, looks_free
@@ -230,9 +231,10 @@ class OpacusSums:
         # Without a wrapper there are hooks alone, which know the model but are none.
         self._model: nn.Module = getattr(wrapped.module, "_module", wrapped.module)
         # The wrapper of "ew" runs the model with parameters of its own kind.
-        called = wrapped.module if options.grad_sample_mode == "ew" else self._model
+        self._mode, self._mean = options.grad_sample_mode, options.loss_reduction == "mean"
+        called = wrapped.module if self._mode == "ew" else self._model
         # With "no_op" the user takes gradients by functions of their own.
-        watched = () if options.grad_sample_mode == "no_op" else self.params
+        watched = () if self._mode == "no_op" else self.params
         self._calls = ModelCalls(
             called,
             self._model,
@@ -240,7 +242,7 @@ class OpacusSums:
             own=(DPRNNBase,),
             mixing=keeps_or_mixes,
             batch_first=options.batch_first,
-            mean=options.loss_reduction == "mean",
+            mean=self._mean,
         )
         self._handing = False  # whether the optimizer's step is one of ours
         self._guard: Any = self._optimizer.original_optimizer.register_step_pre_hook(self._own_step)
@@ -280,6 +282,23 @@ class OpacusSums:
         """Let Opacus draw its own normals and hand over."""
         self._own_noise()
         self._handed_over()
+
+    def check_loss(self, loss: Callable[..., torch.Tensor], batch: Sequence[torch.Tensor]) -> None:
+        """Raise unless a loss is a mean or a sum over examples, as ``make_private`` was told."""
+        if self._mode == "ew":
+            raise ValueError(
+                "check_loss needs gradients of a whole batch, which grad_sample_mode='ew' does not "
+                "take; use 'hooks' to check the loss"
+            )
+        hooks: Any = self._wrapped.module
+        enabled = getattr(hooks, "hooks_enabled", False)
+        hooks.hooks_enabled = False
+        try:
+            with self._calls.unwatched():
+                check_loss(self._model, loss, batch, mean=self._mean)
+        finally:
+            hooks.hooks_enabled = enabled
+        self._calls.loss.close()
 
     def close(self) -> None:
         """Leave model and optimizer alone from now on."""

@@ -74,6 +74,10 @@ class Sums(Protocol):
         """Forget everything of the batch."""
         ...
 
+    def check_loss(self, loss: Callable[..., torch.Tensor], batch: Sequence[torch.Tensor]) -> None:
+        """Raise unless a loss is a mean or a sum over examples, as was told."""
+        ...
+
     def close(self) -> None:
         """Leave the model alone from now on."""
         ...

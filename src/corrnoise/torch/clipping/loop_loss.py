@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,14 +30,13 @@ _CALLS = 100  # of ``backward`` until nobody waits any longer for a loss of the 
 MIXED = (
     "the loss must be a mean or a sum over examples, each by itself, but {why}. Take the loss of "
     "each example, as with reduction='none', and then the mean over the batch; if this was a "
-    "coincidence, PrivacyEngine.check_loss(loss, *batch) in one pass confirms the loss: nothing "
-    "was released"
+    "coincidence, PrivacyEngine.check_loss(loss, *batch) confirms the loss: nothing was released"
 )
 _REDUCED = (
     "the loss must be a {told} over the examples of a batch, as loss_reduction={told!r} says, but "
-    "it is a {found}, so that the gradient of each example would be {done} {examples}, the size of "
-    "the batch, before it is clipped. Take the {told}, or pass loss_reduction={found!r}: nothing "
-    "was released"
+    "it is a {found}, so that the gradient of each example would be {done} by {examples}, the size "
+    "of the batch, before it is clipped. Take the {told}, or pass loss_reduction={found!r}: "
+    "nothing was released"
 )
 _CLASSES = (
     "torch's cross entropy with weights of classes divides by the weights of a whole batch, so "
@@ -56,6 +56,48 @@ _TABLE = (
 )
 _ORDER = "it takes the largest, the smallest or sorted ones of all examples ({name})"
 _COUPLED = "the gradients of some examples change with what the model gives for others"
+
+
+class _Before(NamedTuple):
+    """What a loss was like.
+
+    Attributes:
+        rows: of its batch.
+        divisors: what it was divided by, with the names of the nodes that did it.
+        terms: what it adds up, each a "mean" or a "sum", and what that was multiplied by.
+    """
+
+    rows: int
+    divisors: list[tuple[str, float]]
+    terms: list[tuple[str, float]]
+
+    def differs(self, before: _Before) -> str:
+        """Why what divides a loss follows the examples, if that shows beside another batch."""
+        if [name for name, _ in self.divisors] != [name for name, _ in before.divisors]:
+            return ""
+        for (_, now), (_, old) in zip(self.divisors, before.divisors, strict=True):
+            steps = now == round(now) == old + 1  # a number of steps
+            if not (steps or _near(now, old) or _near(now * before.rows, old * self.rows)):
+                return _DIVISOR.format(now=now, rows=self.rows, before=before.rows, then=old)
+        return ""
+
+    def told(self, before: _Before) -> set[str]:
+        """What the terms are over all examples, each a "mean" or a "sum".
+
+        A factor may be the size of a batch: what it is shows beside a batch of another size.
+        """
+        found = {kind for kind, factor in self.terms if factor == 1.0}
+        kinds = [kind for kind, _ in self.terms]
+        if self.rows == before.rows or kinds != [kind for kind, _ in before.terms]:
+            return found
+        for (kind, now), (_, old) in zip(self.terms, before.terms, strict=True):
+            other = "sum" if kind == "mean" else "mean"
+            sizes = (before.rows, self.rows) if kind == "mean" else (self.rows, before.rows)
+            if _near(now, old):
+                found.add(kind)
+            elif _near(now * sizes[0], old * sizes[1]):
+                found.add(other)
+        return found
 
 
 class LoopLoss:
@@ -88,11 +130,10 @@ class LoopLoss:
         self._told, self._views = "mean" if mean else "sum", views
         self._left, self._calls = _LOOKS, _CALLS
         self._rows = 0  # of a batch that is looked at
-        self._sign = object()  # of the outputs for this batch
+        self._sign = object()  # of what the model gives until a loss of it was seen
         self._outputs: list[tuple[weakref.ref[Tensor], int]] = []  # and hooks that they had
-        self._seen = 0  # losses of this batch
-        # Of the last batch, for each of its losses: the rows, and what it was divided by.
-        self._before: dict[int, tuple[int, list[tuple[str, float]]]] = {}
+        self._seen = 0  # losses of these outputs
+        self._before: dict[int, _Before] = {}  # each of the losses of the last batch
         self._apart: set[tuple[str, ...]] = set()  # losses that were differentiated
 
     def starts(self, rows: int) -> None:
@@ -101,24 +142,29 @@ class LoopLoss:
         Args:
             rows: of the batch; 0 if it is not known.
         """
-        self._left -= self._seen > 0
-        self._rows, self._sign, self._seen = 0, object(), 0
-        self._outputs = []
+        if self._seen:
+            self._left, self._seen, self._sign, self._outputs = self._left - 1, 0, object(), []
+        several = rows >= 2 * self._views and rows % self._views == 0
+        self._rows = rows if several and self._left else 0
         if not self._left:
             self.close()
-        elif rows >= 2 * self._views and rows % self._views == 0:
-            self._rows = rows
 
     def gives(self, outputs: Sequence[Tensor]) -> None:
-        """The model has given its outputs for the batch that it started on."""
-        if self._rows and not _moved_away():
-            mark(outputs, self._sign)
-            self._outputs = [(weakref.ref(each), _hooks(each)) for each in outputs]
+        """The model, or a trained layer of it, has given outputs for the batch.
+
+        Those of layers count where a loss is computed from what the model does not return, or
+        returns in an object of its own, and where the model gives the loss itself.
+        """
+        many = [each for each in outputs if each.dim()]  # a single number is a loss
+        if self._rows and many and not _moved_away():
+            mark(many, self._sign, self._rows)
+            alive = [(ref, had) for ref, had in self._outputs if ref() is not None]
+            self._outputs = alive + [(weakref.ref(each), _hooks(each)) for each in many]
             _watch(self)
 
     def close(self) -> None:
         """Look at no loss any more."""
-        self._left = self._rows = 0
+        self._left, self._rows, self._outputs = 0, 0, []
         _leave(self)
 
     def see(self, roots: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
@@ -130,7 +176,7 @@ class LoopLoss:
         self._calls -= 1
         why = None
         with suppress(Exception):  # of losses that cannot be read
-            if self._rows and not _moved_away() and not _captured():
+            if self._outputs and not _moved_away() and not _captured():
                 why = self._objection(roots, grads)
         if why:
             self._seen -= 1
@@ -140,41 +186,34 @@ class LoopLoss:
 
     def _objection(self, roots: Sequence[Tensor], grads: Sequence[Tensor | None]) -> str | None:
         """What is wrong with a loss, if that is seen."""
-        rows, examples = self._rows, self._rows // self._views
-        loss = LossGraph.follow(roots, grads, self._sign, rows=rows, views=self._views)
+        loss = LossGraph.follow(roots, grads, self._sign, views=self._views)
         if loss is None:
             return None
         self._seen += 1
-        why = self._mixes(loss)
+        now = _Before(loss.rows, loss_terms.divisors(loss), loss_terms.reductions(loss))
+        before = self._before.get(self._seen, now)
+        why = self._mixes(loss) or now.differs(before)
         if not why and self._moves(loss):
             why = _COUPLED
         if why:
             return MIXED.format(why=why)
-        if all(each == self._told for each in loss_terms.reductions(loss)):
-            return None
-        other, done = ("sum", "multiplied by") if self._told == "mean" else ("mean", "divided by")
-        return _REDUCED.format(told=self._told, found=other, done=done, examples=examples)
+        if now.told(before) - {self._told}:
+            other, done = ("sum", "multiplied") if self._told == "mean" else ("mean", "divided")
+            examples = loss.rows // self._views
+            return _REDUCED.format(told=self._told, found=other, done=done, examples=examples)
+        self._before[self._seen] = now  # not of a loss that is refused, which may come again
+        return None
 
     def _mixes(self, loss: LossGraph) -> str | None:
         """Why a loss is not one of each example by itself, if its graph shows that."""
-        rows = self._rows
         if loss_terms.class_weights(loss):
             return _CLASSES
         if count := loss_terms.parts(loss):
-            return _PARTS.format(count=count, rows=rows)
+            return _PARTS.format(count=count, rows=loss.rows)
         if loss_terms.table(loss):
-            return _TABLE.format(rows=rows)
+            return _TABLE.format(rows=loss.rows)
         if name := loss_terms.order(loss):
             return _ORDER.format(name=name)
-        divisors = loss_terms.divisors(loss)
-        before, then = self._before.get(self._seen, (rows, []))
-        self._before[self._seen] = rows, divisors
-        if [name for name, _ in divisors] != [name for name, _ in then]:
-            return None
-        for (_, now), (_, old) in zip(divisors, then, strict=True):
-            steps = now == round(now) == old + 1  # a number of steps
-            if not (steps or _near(now, old) or _near(now * before, old * rows)):
-                return _DIVISOR.format(now=now, rows=rows, before=before, then=old)
         return None
 
     def _moves(self, loss: LossGraph) -> bool:
@@ -182,7 +221,8 @@ class LoopLoss:
 
         Hooks of the user's would be called once more.
         """
-        outputs = [(each, had) for ref, had in self._outputs if (each := ref()) is not None]
+        known = [(each, had) for ref, had in self._outputs if (each := ref()) is not None]
+        outputs = [(x, had) for x, had in known if (x.grad_fn, x.output_nr) in loss.outputs]
         given = {id(each) for each, _ in outputs}
         outputs += [(root, 0) for root in loss.roots if id(root) not in given]
         if any(_hooks(each) > had for each, had in outputs):
@@ -222,19 +262,22 @@ def _captured() -> bool:
 # Torch has no hook for a call of ``backward``: while somebody looks, another function stands in its
 # place.
 _looking: weakref.WeakSet[LoopLoss] = weakref.WeakSet()
+_lock = threading.Lock()  # several threads may each train a model
 _wrapper: Any = None
 
 
 def _watch(loss: LoopLoss) -> None:
     global _wrapper
-    _looking.add(loss)
+    with _lock:
+        _looking.add(loss)
     if _wrapper is None or torch.autograd.backward is not _wrapper:
         torch.autograd.backward = _wrapper = _looked_at(torch.autograd.backward)
 
 
 def _leave(loss: LoopLoss) -> None:
     global _wrapper
-    _looking.discard(loss)
+    with _lock:
+        _looking.discard(loss)
     # Else somebody has put another there.
     if not _looking and _wrapper is not None and torch.autograd.backward is _wrapper:
         torch.autograd.backward, _wrapper = _wrapper.__wrapped__, None
@@ -258,5 +301,7 @@ def _tell(tensors: Any, grads: Any) -> None:
     """Tell whoever looks that ``backward`` is called."""
     roots = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
     given = list(grads) if isinstance(grads, (list, tuple)) else [grads] * len(roots)
-    for each in list(_looking):
+    with _lock:
+        looking = list(_looking)
+    for each in looking:
         each.see(roots, given)

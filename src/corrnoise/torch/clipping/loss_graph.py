@@ -7,29 +7,31 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 _OUTPUT = "corrnoise: outputs of models"  # a key of what torch notes of a node
 
-# Behind these a trained layer begins: in one pass, and in Opacus's modes.
-TAP = "_TapBackward"
-_LAYERS = (TAP, "BackwardHookFunctionBackward")
+TAP = "_TapBackward"  # behind which a trained layer begins, in one pass
+_HOOKED = "BackwardHookFunctionBackward"  # which torch puts upon what a module with hooks gives
 
 SEVERAL = -1  # examples
+
+_PARTS = ("UnbindBackward", "SplitBackward", "SplitWithSizesBackward")
 
 Edge = tuple[Node, int]  # a node, and which of its results
 
 
-def mark(outputs: Sequence[Tensor], sign: object) -> None:
-    """Let the graphs of losses show where the outputs of a model were given.
+def mark(outputs: Sequence[Tensor], sign: object, rows: int) -> None:
+    """Let the graphs of losses show where a model, or a layer of it, has given its outputs.
 
     Whoever keeps a node keeps the whole graph; so the nodes keep the sign instead.
     """
     for each in outputs:
         if each.grad_fn is not None:
             results = notes(each.grad_fn).setdefault(_OUTPUT, {})
-            results.setdefault(each.output_nr, {})[sign] = each.dim() > 0
+            results.setdefault(each.output_nr, {})[sign] = rows
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class LossGraph:
     Attributes:
         roots: the tensors.
         grads: that ``backward`` is given for them, if any.
-        outputs: what the model gave.
+        outputs: what the model gave, or its last trained layers.
         nodes: of autograd, from the outputs to the roots, in the order in which they were computed;
             with the only example that each is of, or ``SEVERAL``.
         rows: of the batch.
@@ -59,29 +61,26 @@ class LossGraph:
         grads: Sequence[Tensor | None],
         sign: object,
         *,
-        rows: int,
         views: int = 1,
     ) -> LossGraph | None:
         """From the roots to the outputs that have this sign; nothing if there are none.
 
-        Where the model gives the loss itself, down to its last trained layers. What else the loss
-        is computed from is left out: other models, and penalties on parameters.
+        What else the loss is computed from is left out: other models, and penalties on parameters.
         """
-        below, outputs = dict[Node, list[Edge]](), dict[Edge, None]()
-        todo = [(root.grad_fn, root.output_nr, False) for root in roots if root.grad_fn is not None]
+        below, outputs = dict[Node, list[Edge]](), dict[Edge, int]()
+        todo = [(root.grad_fn, root.output_nr) for root in roots if root.grad_fn is not None]
         known = set(todo)
-        for node, number, inside in todo:  # grows
-            many = notes(node).get(_OUTPUT, {}).get(number, {}).get(sign)
-            loss = inside or many is False  # a single number is a loss
-            if many or (loss and node.name() in _LAYERS):
-                outputs[node, number] = None
+        for node, number in todo:  # grows
+            if rows := _given(node, number, sign):
+                outputs[node, number] = rows
                 continue
             below[node] = edges(node)
-            news = [each for at in below[node] if (each := (*at, loss)) not in known]
+            news = [at for at in below[node] if at not in known]
             known.update(news)
             todo += news
-        if not outputs:
+        if len(set(outputs.values())) != 1:  # or there are batches of several sizes in it
             return None
+        rows = next(iter(outputs.values()))
         graph = LossGraph(list(roots), list(grads), list(outputs), {}, rows, views)
         order = TopologicalSorter(
             {node: [at[0] for at in found if at not in outputs] for node, found in below.items()}
@@ -102,32 +101,55 @@ class LossGraph:
         if edge in self.outputs:
             return SEVERAL
         node, number = edge
-        one = self.nodes.get(node)
-        name = node.name()
-        parts = name == "UnbindBackward0" or (
-            name == "SplitBackward0" and saved(node, "split_size") == 1
-        )
-        if (
-            one == SEVERAL
-            and parts
-            and len(computed(node)) == self.rows
-            and saved(node, "dim") == 0
-        ):
-            return number // self.views
+        one, parts = self.nodes.get(node), len(computed(node))
+        if one == SEVERAL and node.name().startswith(_PARTS) and saved(node, "dim") == 0:
+            if parts == self.rows:  # each row, or what belongs to each
+                return number // self.views
+            if parts * self.views == self.rows:
+                return number
         return one
 
     def _chosen(self, node: Node) -> int:
         """The only example that a node takes out of several."""
-        sizes = saved(node, "self_sym_sizes")
-        if saved(node, "dim") != 0 or not sizes or sizes[0] != self.rows:
+        sizes = saved(node, "self_sym_sizes") or ()
+        if self.rows not in sizes:
             return SEVERAL
-        if node.name() == "SelectBackward0":
-            place = saved(node, "index")
-        elif node.name() == "SliceBackward0" and computed(node)[0].shape[0] == 1:
-            place = saved(node, "start")
-        else:
+        dim, places = _taken(node, self.views)
+        if dim % len(sizes) != sizes.index(self.rows):
             return SEVERAL
-        return signed(place) % self.rows // self.views
+        chosen = {place % self.rows // self.views for place in places}
+        return chosen.pop() if len(chosen) == 1 else SEVERAL
+
+
+def _given(node: Node, number: int, sign: object) -> int:
+    """The rows of the batch for which a model gave this result, or 0 if it is none."""
+
+    def rows(node: Node | None, number: int) -> int:
+        return 0 if node is None else notes(node).get(_OUTPUT, {}).get(number, {}).get(sign, 0)
+
+    if found := rows(node, number):
+        return found
+    below = node.next_functions if node.name() == _HOOKED else ()
+    return rows(*below[number]) if number < len(below) else 0
+
+
+def _taken(node: Node, most: int) -> tuple[int, list[int]]:
+    """The dimension along which a node takes a few places, and which; none if it takes others."""
+    name = node.name()
+    if name == "SelectBackward0":
+        return signed(saved(node, "dim")), [signed(saved(node, "index"))]
+    if name == "SliceBackward0" and saved(node, "step") == 1:
+        dim, first = signed(saved(node, "dim")), signed(saved(node, "start"))
+        count = int(computed(node)[0].shape[dim])
+        return dim, list(range(first, first + count)) if count <= most else []
+    places, dim = None, 0
+    if name == "IndexSelectBackward0":
+        places, dim = saved(node, "index"), signed(saved(node, "dim"))
+    elif name == "IndexBackward0":
+        places = saved(node, "indices")[0]
+    if places is None or places.dtype == torch.bool or places.numel() > most:
+        return dim, []
+    return dim, places.reshape(-1).tolist()
 
 
 def edges(node: Node) -> list[Edge]:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from corrnoise.torch.clipping.loss_graph import Edge, LossGraph, computed, edges, saved, signed
+from corrnoise.torch.clipping.loss_graph import (
+    SEVERAL,
+    Edge,
+    LossGraph,
+    computed,
+    edges,
+    saved,
+    signed,
+)
 
 _MEAN = 1  # torch's number for reduction="mean"
 _REDUCTIONS = {_MEAN: "mean", 2: "sum"}
@@ -17,15 +24,16 @@ _REDUCTIONS = {_MEAN: "mean", 2: "sum"}
 _TERMS = ("AddBackward0", "SubBackward0", "NegBackward0")
 _UNSCALED = (  # what a loss may be computed with that multiplies by no size of a batch
     *("Abs", "AddBackward", "Clamp", "Ctc", "Exp", "LinalgVectorNorm", "Log", "Neg", "Pow", "Relu"),
-    *("Gather", "IndexBackward", "Permute", "Select", "Sigmoid", "Slice", "Softplus", "Squeeze"),
-    *("Stack", "SubBackward", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View"),
+    *("Cat", "Gather", "Index", "MaskedFill", "Permute", "Select", "Sigmoid", "Slice", "Softplus"),
+    *("Split", "Squeeze", "Stack", "SubBackward", "ToCopy", "Transpose", "Unbind", "UnsafeView"),
+    *("Unsqueeze", "View"),
 )
 _PAIRS = (  # what is computed of two tensors, number by number
     *("Add", "Sub", "Rsub", "Mul", "Div", "Pow", "Maximum", "Minimum", "Where", "Hypot", "Atan2"),
     *("MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"),
     *("SoftMarginLoss", "KlDiv", "Xlogy"),
 )
-_DISTANCES = ("Cdist", "EuclideanDist")
+_DISTANCES = ("Cdist", "EuclideanDist", "Pdist")
 _SPREADS = ("Expand", "Repeat")
 _ORDERS = (
     *("Topk", "Sort", "Kthvalue", "Max", "Min", "Median", "Nanmedian", "Amax", "Amin", "Aminmax"),
@@ -48,36 +56,41 @@ def parts(loss: LossGraph) -> float | None:
 
 def divisors(loss: LossGraph) -> list[tuple[str, float]]:
     """What numbers of several examples are divided by, by the names of the nodes that do it."""
-    values = [(node.name(), _divided_by(node)) for node in loss.shared()]
+    values = [(node.name(), _divided_by(node, loss.rows)) for node in loss.shared()]
     return [(name, value) for name, value in values if value is not None]
 
 
-def reductions(loss: LossGraph) -> list[str]:
+def reductions(loss: LossGraph) -> list[tuple[str, float]]:
     """How the terms that a loss adds up are taken over all outputs: each a "mean" or a "sum".
 
-    Left out are terms that something multiplies or divides, which may be the size of the batch,
-    what is computed with functions that are not known here, and terms of one example.
+    With the number that multiplies it. Terms of every example by itself are a sum. Left out is what
+    is computed with functions that are not known here, among them products with tensors.
     """
-    found = list[str]()
-    shared, outputs = set(loss.shared()), {node for node, _ in loss.outputs}
-    todo = [root.grad_fn for root, grad in zip(loss.roots, loss.grads, strict=True) if grad is None]
-    for node in todo:  # grows
-        if node is None or node not in shared:
+    found, alone = list[tuple[str, float]](), dict[int, float]()
+    roots = zip(loss.roots, loss.grads, strict=True)
+    todo = [(root.grad_fn, 1.0) for root, grad in roots if grad is None]
+    for node, factor in todo:  # grows
+        if node is None or node not in loss.nodes:
             continue
-        if node.name() in _TERMS and saved(node, "alpha") in (None, 1):
-            todo += [each for each, _ in edges(node)]
-        elif kind := _reduces(node, loss.rows):
-            under = [node]
-            for each in under:  # grows
-                under += {at for at, _ in edges(each)}.intersection(loss.nodes).difference(under)
-            found += [kind] * all(
-                _unscaled(each, kind) for each in under[1:] if each not in outputs
-            )
+        if (one := loss.nodes[node]) != SEVERAL:
+            alone[one] = factor if _plain(loss, node, "sum") else 0.0
+        elif node.name() in _TERMS and saved(node, "alpha") in (None, 1):
+            todo += [(each, factor) for each, _ in edges(node)]
+        elif times := _factor(node):
+            todo += [(each, factor * times) for each, _ in edges(node)]
+        elif (kind := _reduces(node, loss.rows)) and _plain(loss, node, kind):
+            found.append((kind, factor))
+    factors = set(alone.values())
+    if len(alone) == loss.rows // loss.views and len(factors) == 1 and any(factors):
+        found.append(("sum", factors.pop()))
     return found
 
 
 def table(loss: LossGraph) -> bool:
-    """Whether one number of each row meets those of all rows, or rows have distances."""
+    """Whether one number of each row meets those of all rows, or rows have distances.
+
+    Distances of three dimensions are those within each example.
+    """
     square = (loss.rows, loss.rows)
 
     def spread(edge: Edge) -> Edge:
@@ -89,10 +102,11 @@ def table(loss: LossGraph) -> bool:
     for node in loss.shared():
         given = [edge for edge in edges(node) if loss.whose(edge) is not None]
         if _kind(node) in _DISTANCES:  # which torch cannot differentiate twice
-            if _shape(node) == square and len(given) == len(node.next_functions):
+            if len(_shape(node)) < 3 and len(given) == len(node.next_functions):
                 return True
         elif _kind(node) in _PAIRS:
-            large = square in (_shape(node), *(_shape(*edge) for edge in given))
+            shapes = [_shape(node), *(_shape(*edge) for edge in given)]
+            large = square in [tuple(size for size in shape if size != 1) for shape in shapes]
             if large and all(math.prod(_shape(*spread(edge))) == loss.rows for edge in given):
                 return True
     return False
@@ -121,19 +135,20 @@ def _differ(node: Node) -> bool:
     return weights is not None and bool((weights != weights[0]).any())
 
 
-def _divided_by(node: Node) -> float | None:
+def _divided_by(node: Node, rows: int) -> float | None:
     """The number that a node divides the loss by, if it does.
 
-    Where it divides many numbers, a count of something: else it is a temperature. What is learned
-    is no count.
+    Where it divides many numbers, a count of something: else it is a temperature, as it is where
+    Python's own number divides more numbers than one of each row. What is learned is no count, nor
+    is a number of Python's that multiplies: it may be a weight that grows.
     """
-    single, other = _shape(node) == (), saved(node, "other")
-    if node.name() == "DivBackward0" and isinstance(other, Tensor) and other.numel() == 1:
-        value: Any = other.item()
-        if node.next_functions[1][0] is not None or isinstance(value, complex):
-            return None
-        counts = other.dtype != torch.float64 and value >= 2 and value == round(value)
-        return float(value) if single or counts else None
+    single, other = _shape(node) == (), _constant(node)
+    if other is not None:
+        value, plain = float(other), other.dtype == torch.float64
+        if _kind(node) == "Mul":
+            return 1.0 / value if single and not plain and 0.0 < abs(value) < 1.0 else None
+        counts = not plain or math.prod(_shape(node)) == rows
+        return value if single or (counts and value >= 2 and value == round(value)) else None
     if not single:
         return None
     if _averages_targets(node):
@@ -143,6 +158,29 @@ def _divided_by(node: Node) -> float | None:
     if saved(node, "reduction") == _MEAN and saved(node, "self") is not None:
         return float(saved(node, "self").numel())
     return None
+
+
+def _constant(node: Node) -> Tensor | None:
+    """The single number by which a node multiplies or divides, if it is not learned.
+
+    Python's numbers are float64.
+    """
+    kind, given = _kind(node), [each is not None for each, _ in node.next_functions]
+    if kind not in ("Div", "Mul") or given.count(True) != 1 or (kind == "Div" and not given[0]):
+        return None
+    found = saved(node, "other" if given[0] else "self")
+    if isinstance(found, (int, float)):
+        return torch.tensor(found, dtype=torch.float64)
+    known = isinstance(found, Tensor) and found.numel() == 1 and not found.is_complex()
+    return found if known else None
+
+
+def _factor(node: Node) -> float:
+    """What a node multiplies by, if it is a single number; else 0."""
+    number = _constant(node)
+    if number is None or not float(number):
+        return 0.0
+    return float(number) if _kind(node) == "Mul" else 1.0 / float(number)
 
 
 def _reduces(node: Node, rows: int) -> str:
@@ -158,11 +196,24 @@ def _reduces(node: Node, rows: int) -> str:
     return kind if count % rows == 0 else ""
 
 
-def _unscaled(node: Node, kind: str) -> bool:
-    """Whether no size of a batch comes in by a node under one that takes a "mean" or a "sum"."""
-    reduction = saved(node, "reduction")
+def _plain(loss: LossGraph, top: Node, kind: str) -> bool:
+    """Whether no size of a batch comes in under a node that takes a "mean" or a "sum"."""
+    under, outputs = {top: None}, {node for node, _ in loss.outputs}
+    todo = [top]
+    for node in todo:  # grows
+        news = [at for at, _ in edges(node) if at in loss.nodes and at not in under]
+        under.update(dict.fromkeys(news))
+        todo += dict.fromkeys(news)
     names = (*_UNSCALED, "Sum") if kind == "sum" else _UNSCALED
-    return node.name().startswith(names) if reduction is None else reduction == 0
+    for node in under:
+        one, reduction = loss.nodes[node] != SEVERAL, saved(node, "reduction")
+        if node in outputs or (node is top and not one):
+            continue
+        if one and (reduction or node.name().startswith("Mean")):
+            continue
+        if reduction or (reduction is None and not node.name().startswith(names)):
+            return False
+    return True
 
 
 def _orders(node: Node, rows: int) -> bool:

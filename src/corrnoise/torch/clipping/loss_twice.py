@@ -16,8 +16,8 @@ from torch.autograd.graph import GradientEdge, Node
 from corrnoise.torch.clipping.loss_graph import TAP, Edge, LossGraph, computed, edges
 
 _LEAST = 1e-4  # what may be rounding, relative to the second derivative of each by itself
-_ROUNDED = 0.05  # where it was computed in half precision
-_CANCELLED = 1e-6  # what may be rounding, relative to the gradient
+_ROUNDED = 2e-3  # where it was computed in half precision
+_CANCELLED = 1e-4  # what may be rounding, relative to the gradient
 
 
 def coupled(loss: LossGraph, largest: int) -> bool | None:

@@ -288,7 +288,9 @@ class Recorder:
             self._check(layer, output)
             pending = _Pending(self._note, layer, self._number)
             first = arguments[0][0].detach()
-            return _Tap.apply(pending, self._token_on(output.device), 1, output, first)[0]
+            tapped = _Tap.apply(pending, self._token_on(output.device), 1, output, first)
+            self.loss.gives(tapped)
+            return tapped[0]
         leaves, spec = pytree.tree_flatten(output)
         places = [i for i, leaf in enumerate(leaves) if fallback.tensors(leaf)]
         for leaf in fallback.examples_first(layer.module, [leaves[i] for i in places]):
@@ -299,6 +301,7 @@ class Recorder:
         pending = _Pending(self._note, layer, self._number, inner, plain)
         token = self._token_on(leaves[places[0]].device)
         tapped = _Tap.apply(pending, token, len(places), *[leaves[i] for i in places], *inputs)
+        self.loss.gives(tapped)
         for i, leaf in zip(places, tapped, strict=True):
             leaves[i] = leaf
         return pytree.tree_unflatten(leaves, spec)

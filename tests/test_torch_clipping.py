@@ -219,6 +219,26 @@ def test_sums_are_those_of_the_definition(name):
     assert norm(a - b for a, b in zip(wanted, got, strict=True)) <= 1e-5 * norm(wanted)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"convolutions"}))
+def test_an_empty_batch_adds_nothing(name):
+    """Torch itself cannot normalise no pictures; all other models run on none."""
+    torch.manual_seed(0)
+    model, x = MODELS[name]()
+    params = list(model.parameters())
+    clipper = Clipper(model, params, 1.0)
+    for some, count in ((x[:0], 0), (x, len(x)), (x[:0], len(x))):
+        found = model(some)
+        found = found if isinstance(found, torch.Tensor) else found[0]
+        found.flatten(1).sin().sum(1).mean().backward()
+        sums = [part.clone() for part in clipper.sums()]
+        assert clipper.examples == count
+        assert (norm(sums) == 0.0) == (count == 0)
+        assert all(param.grad is None for param in params)
+    clipper.drop()
+    assert norm(clipper.sums()) == 0.0
+
+
 def test_reentrant_checkpoints_give_the_same_sums():
     torch.manual_seed(0)
     model, x = Recomputed(reentrant=False), torch.randn(5, 6)

@@ -136,6 +136,19 @@ class Clipper:
             self._begun = True
 
     def _add(self, calls: Sequence[Call], count: int) -> None:
+        if count:
+            found = self._clipped(calls, count)
+        else:  # many layers cannot tell the gradients of no examples apart
+            params = {param for call in calls for param in call.layer.params.values()}
+            found = {param: self.flat.new_zeros(param.shape) for param in params}
+        # In one order, also where a batch is empty in one process: they add up shards together.
+        used = [param for param in self._params if param in found]
+        own = [self._own(param, found[param]).reshape(-1) for param in used]
+        self.begin()
+        _add_to_all([self._views[id(param)] for param in used], own)
+
+    def _clipped(self, calls: Sequence[Call], count: int) -> dict[nn.Parameter, Tensor]:
+        """The sums of a batch, by parameter."""
         parts: dict[nn.Parameter, list[Part]] = {}
         for call in calls:
             for name, part in call.make().items():
@@ -159,10 +172,7 @@ class Clipper:
             found.update(zip(small, flat.weighted(factors).split(sizes), strict=True))
         for param in [param for param in whole if param not in small]:
             found[param] = whole.pop(param).weighted(factors)
-        views = [self._views[id(param)] for param in found]
-        own = [self._own(param, value).reshape(-1) for param, value in found.items()]
-        self.begin()
-        _add_to_all(views, own)
+        return found
 
     def _check_outside(self, known: Mapping[int, Tensor]) -> None:
         for param in self._params:

@@ -10,6 +10,7 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -48,6 +49,22 @@ class Stream(IterableDataset):
         ({"mechanism": "bisr", "sampling": "poisson"}, "correlates the noise"),
         ({"mechanism": "bisr", "sampling": "cyclic-poisson"}, "bands, more than min_sep"),
         ({"clipping": "adaptive"}, "changes the sensitivity"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm must be a finite number above 0, got 0"),
+        ({"max_grad_norm": -1.0, "grad_sample_mode": "hooks"}, "max_grad_norm must be a finite"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm must be a finite"),
+        ({"max_grad_norm": float("inf")}, "max_grad_norm must be a finite"),
+        ({"max_grad_norm": [1.0, 1.0]}, "max_grad_norm must be a list, of a clip norm for each"),
+        ({"max_grad_norm": 1.0, "clipping": "per_layer"}, "must be a list, of a clip norm for"),
+        (
+            {"max_grad_norm": [1.0, 0.0, 1.0, 1.0], "clipping": "per_layer"},
+            "max_grad_norm must be a finite number above 0, got 0",
+        ),
+        ({"data_loader": dataset()}, "must be a torch.utils.data.DataLoader, got a TensorDataset"),
+        ({"data_loader": DataLoader(dataset(), batch_size=None)}, "got batch_size=None"),
+        (
+            {"data_loader": loader(sampler=SubsetRandomSampler(range(40)))},
+            "got SubsetRandomSampler.*pass a torch.utils.data.Subset as dataset",
+        ),
         ({"grad_sample_mode": "hook"}, "grad_sample_mode must be one of"),
         ({"noise_generator": torch.Generator()}, "noise_generator must be left out"),
         ({"data_loader": DataLoader(TensorDataset(torch.zeros(0, 3)))}, "must not be empty"),
@@ -102,6 +119,87 @@ def test_a_model_with_nothing_to_train_is_refused():
         param.requires_grad_(False)
     with pytest.raises(ValueError, match="parameters to train"):
         started(net=net, optimizer=optimizer)
+
+
+def test_every_parameter_that_is_trained_must_be_in_the_optimizer():
+    net = model()
+    first, last = net[0], net[-1]
+    some = torch.optim.SGD(first.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=f"got none of '{len(net) - 1}.weight'"):
+        started(net=net, optimizer=some)
+    last.requires_grad_(False)
+    started(net=net, optimizer=some)
+    with pytest.raises(ValueError, match="parameters of the module alone, got one of shape"):
+        started(optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "hooks", "functorch", "ew"])
+def test_parameters_of_a_run_are_changed_by_its_optimizer_alone(mode):
+    net = model()
+    engine, wrapped, optimizer, batches = started(net=net, grad_sample_mode=mode)
+    other = torch.optim.SGD(net[-1].parameters(), lr=0.5)
+    elsewhere = nn.Linear(2, 2)
+    apart = torch.optim.SGD(elsewhere.parameters(), lr=0.5)
+    for x, y in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(wrapped(x), y).backward()
+        before = weights(net)
+        with pytest.raises(ValueError, match="changed by the optimizer that make_private"):
+            other.step()
+        assert weights(net).equal(before)
+        elsewhere(torch.ones(1, 2)).sum().backward()
+        apart.step()
+        optimizer.step()
+        break
+    assert engine.steps_taken == 1
+    engine.close()
+    for param in net.parameters():
+        param.grad = torch.ones_like(param)
+    other.step()
+    assert not weights(net).equal(before)
+
+
+def test_after_the_run_a_model_can_be_trained_further_and_pickled(tmp_path):
+    net = model()
+    engine, _, optimizer, batches = started(net=net)
+    train(net, optimizer, batches, steps=2)
+    engine.close()
+    with pytest.raises(ValueError, match="must come before engine"):
+        optimizer.step()
+    with pytest.raises(ValueError, match="a new one for each run"):
+        started(net=net, optimizer=optimizer)
+    torch.save(net, tmp_path / "net.pt")
+    again = torch.load(tmp_path / "net.pt", weights_only=False)
+    assert weights(again).equal(weights(net))
+    x, y = dataset()[:10]
+    further, before = torch.optim.SGD(net.parameters(), lr=0.1), weights(net)
+    one_step(net, further, (x, y))
+    assert not weights(net).equal(before)
+    second, _, optimizer, batches = started(net=net)
+    train(net, optimizer, batches, steps=2)
+    assert second.steps_taken == 2
+
+
+def test_a_later_run_takes_the_parameters_over():
+    net = model()
+    first, _, optimizer, batches = started(net=net)
+    train(net, optimizer, batches, steps=2)
+    second, _, later, batches = started(net=net)
+    train(net, later, batches, steps=2)
+    first.close()  # which is not the owner any more
+    with pytest.raises(ValueError, match="changed by the optimizer that make_private"):
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+    second.close()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+
+
+def test_the_optimizer_of_a_wrapper_had_a_run_too():
+    net = model()
+    inside = torch.optim.SGD(net.parameters(), lr=0.1)
+    _, _, optimizer, _ = started(net=net, optimizer=inside, grad_sample_mode="hooks")
+    for again in (inside, optimizer):
+        with pytest.raises(ValueError, match="a new one for each run"):
+            started(net=net, optimizer=again, grad_sample_mode="hooks")
 
 
 def test_questions_before_make_private_are_refused():

@@ -126,7 +126,6 @@ def train(
             ),
             max_grad_norm=clip_norm,
             plan=plan,
-            grad_sample_mode="one_pass",
             max_physical_batch_size=max_physical_batch_size,
         )
         _, optimizer, loader = made

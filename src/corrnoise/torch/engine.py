@@ -21,7 +21,7 @@ from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Statement
 from corrnoise.samplings import Sampling
-from corrnoise.torch import accelerated, checkpoint, opacus, resume
+from corrnoise.torch import accelerated, checkpoint, opacus, owners, resume
 from corrnoise.torch.accountant import Accountant, Entry
 from corrnoise.torch.audit import audit
 from corrnoise.torch.captured import CapturedStep, usual_size
@@ -489,10 +489,15 @@ class PrivacyEngine:
         return data
 
     def close(self) -> None:
-        """End the run in this process: gives the ledger's lock back, and watches no layer more."""
+        """End the run in this process: gives the ledger's lock back, and lets the model go.
+
+        The model can then be trained further, without privacy or by another engine, with another
+        optimizer; and pickled or traced.
+        """
         if self._setup is not None:
             self._setup.step.ledger.close()
             self._setup.step.sums.close()
+            owners.disown(self._setup.step.sums.params, self._setup.optimizer)
 
     def is_compatible(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None

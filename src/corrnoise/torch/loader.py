@@ -158,7 +158,8 @@ class StepSampler(BatchSampler):
             raise ValueError(
                 f"step {step} must be taken on its own batch, but {at} was loaded; iterate over "
                 "the data loader that make_private returned, and call optimizer.step() once for "
-                "every batch, also for an empty one"
+                "every batch, also for an empty one; instead of adding up gradients of several "
+                "batches, take larger ones with max_physical_batch_size"
             )
 
 
@@ -306,6 +307,11 @@ def users_loader(loader: Any) -> Any:
     """The loader that the user made, of one that ``make_private`` returned for another run."""
     while isinstance(loader, StepLoader) and loader.source is not None:
         loader = loader.source
+    if not isinstance(loader, DataLoader):
+        raise ValueError(
+            f"data_loader must be a torch.utils.data.DataLoader, got a {type(loader).__name__}; "
+            "wrap the dataset in one"
+        )
     return loader
 
 
@@ -349,13 +355,20 @@ def check_loader(loader: DataLoader[Any]) -> bool:
             "data_loader must be the one before make_private, got one that it returned; "
             "make a new DataLoader for a new run"
         )
+    if loader.batch_sampler is None:
+        raise ValueError(
+            "data_loader must form the batches itself, got batch_size=None, with which the dataset "
+            "forms them; give it a batch_size, and a dataset of single examples"
+        )
     plain = type(loader.batch_sampler) is BatchSampler
     if not plain or type(loader.sampler) not in (SequentialSampler, RandomSampler):
         name = type(loader.sampler if plain else loader.batch_sampler).__name__
         raise ValueError(
             f"data_loader must sample in order or with shuffle=True, got {name}; its choice of "
-            "examples is not what the plan prices: drop the sampler, make_private puts its own "
-            "(weights can go into the loss, if they do not depend on the data)"
+            "examples is not what the plan prices: make_private puts its own in its place. For a "
+            "part of the examples, such as all but those held out, pass a "
+            "torch.utils.data.Subset as dataset (weights can go into the loss, if they do not "
+            "depend on the data)"
         )
     if isinstance(loader.sampler, RandomSampler):
         if loader.sampler.replacement or loader.sampler.num_samples != size:

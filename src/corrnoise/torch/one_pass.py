@@ -74,6 +74,7 @@ class OnePassSums:
         self.placement = flattened(whole, self._sizes)
         self.largest = options.max_physical_batch_size
         self._handed: dict[int, torch.Tensor] = {}
+        self._closed = False
         self._skip: list[bool] = []  # what Opacus's memory manager says of batches to come
         self.clipper.recorder.on_start = self._starts
         self._wrapped = opacus.Wrapped((module, optimizer), optimizer)
@@ -98,6 +99,11 @@ class OnePassSums:
         """Call this before each step of the optimizer that ends a logical batch."""
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+            if self._closed:
+                raise ValueError(
+                    "optimizer.step() must come before engine.close(), which ended the run; make a "
+                    "new optimizer to train the model further: nothing was released"
+                )
             found = None
             closure = args[1] if len(args) > 1 else kwargs.get("closure")  # after the optimizer
             if closure is not None:  # it computes the gradients: now, not after the noise
@@ -127,6 +133,7 @@ class OnePassSums:
 
     def close(self) -> None:
         """Leave the model alone from now on."""
+        self._closed = True
         self.clipper.recorder.close()
 
     def signal_skip_step(self, do_skip: bool = True) -> None:

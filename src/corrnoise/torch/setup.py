@@ -19,7 +19,7 @@ from corrnoise.noise.exact import ExactNoise
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger
 from corrnoise.records.keys import keep_key, open_key
-from corrnoise.torch import opacus, secure, seeds
+from corrnoise.torch import opacus, owners, secure, seeds
 from corrnoise.torch.adam import introduce
 from corrnoise.torch.criterion import ExampleLoss
 from corrnoise.torch.draws import StepDraws
@@ -50,6 +50,7 @@ class Setup:
         key: the secret.
         noise: an ``ExactNoise`` in secure mode; ``None`` where Opacus's own normals are kept.
         step: takes the steps, and counts them.
+        optimizer: torch's, which alone may change the parameters.
         header: what must not change until the end; as in the ledger.
         clip_norm: C; of all layers together where each has its own.
         processes: this one among those that train the model.
@@ -61,6 +62,7 @@ class Setup:
     key: Key
     noise: CorrelatedNoise | ExactNoise | None
     step: PrivateStep
+    optimizer: torch.optim.Optimizer
     header: Mapping[str, Any]
     clip_norm: float
     processes: Processes
@@ -112,6 +114,8 @@ def set_up(
             "module must have parameters to train, got none that requires a gradient; "
             "unfreeze some before make_private"
         )
+    owners.check_parameters(module, params)
+    owners.check_new(optimizer)
     wide = {str(p.dtype) for p in params if p.dtype not in _DTYPES}
     if wide:
         raise ValueError(
@@ -211,11 +215,13 @@ def set_up(
     )
     sums.attach(step)
     check_inputs(module)
+    owners.own(params, optimizer)
     setup = Setup(
         plan,
         secret,
         noise,
         step,
+        optimizer,
         book.header,
         options.clip_norm,
         processes,
@@ -243,6 +249,15 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
             "price"
         )
     checks.choice("grad_sample_mode", mode, ("auto", OWN, *GHOST, *opacus.MODES))
+    clips = options.max_grad_norm
+    if isinstance(clips, list) != (options.clipping == "per_layer"):
+        raise ValueError(
+            "max_grad_norm must be a list, of a clip norm for each parameter, with "
+            f"clipping='per_layer' and one number otherwise, got {clips!r} with "
+            f"clipping={options.clipping!r}"
+        )
+    for clip in clips if isinstance(clips, list) else [clips]:
+        checks.number("max_grad_norm", clip, 0.0, open_low=True)
     for name, part in module.named_modules():
         if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None:
             raise ValueError(

@@ -84,11 +84,13 @@ def contribute(
     for before, after in zip(outputs, again, strict=True):
         far = torch.linalg.vector_norm((before - after).float())
         if not far <= 1e-2 * torch.linalg.vector_norm(before.float()) + 1e-6:
+            layer = f"the layer {name!r}" if name else "the model"
             raise ValueError(
-                f"the layer {name!r} ({type(module).__name__}) must give each example the same "
-                "output when it is run again for that example alone, but it does not: it mixes "
-                "examples or draws random numbers, such as its own dropout; set that dropout to "
-                "0, or register a handler for the layer. Nothing was released"
+                f"{layer} ({type(module).__name__}), which holds parameters itself, must give each "
+                "example the same output when it is run again for that example alone, but it does "
+                "not: it mixes examples or draws random numbers, such as dropout inside of it; set "
+                "that dropout to 0, move the parameters into a module of their own that draws "
+                "nothing, or register a handler for the layer. Nothing was released"
             )
     return {key: Direct(value.reshape(count, *own[key].shape)) for key, value in found.items()}
 

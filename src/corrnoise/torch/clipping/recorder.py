@@ -271,8 +271,9 @@ class Recorder:
             raise ValueError(
                 f"the layer {layer.name!r} must see one row for each of the {self.examples} "
                 f"examples of the batch, got an input of shape {tuple(first.shape)}; its gradient "
-                "cannot be told apart by examples: keep the batch as the first dimension, or "
-                "freeze the layer"
+                "cannot be told apart by examples: keep the batch as the first dimension (for "
+                "positions that all examples share, torch.arange(length)[None]), or freeze the "
+                "layer"
             )
         if len(first) == self.examples:
             return args

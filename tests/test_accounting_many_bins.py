@@ -222,6 +222,16 @@ def test_nearly_equal_means_are_not_drawn_one_by_one():
     assert balls_in_bins.best_shape(unused, 1.0, 0.5, "add") == balls_in_bins.Shift()
 
 
+def test_low_sums_are_chosen_where_what_they_estimate_underflows():
+    """As at ε = 0.001 and δ = 1e-9, where a mean is below the least float64."""
+    bins = bisr(18, 6)
+    for sigma in (1e2, 1e4, 1e6):
+        found = low_sums.best(bins, sigma, 1e-3)
+        assert found is not None
+        assert math.isfinite(found[0])
+        assert math.isfinite(found[1].at(bins, sigma, 1e-3).log_largest)
+
+
 @pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 0.5), (0.6, 2.0), (3.0, 0.1)])
 def test_the_largest_value_of_a_shift_is_attained_by_one_bin(sigma, epsilon):
     bins = Bins(np.ones((1, 1)))

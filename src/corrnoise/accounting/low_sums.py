@@ -228,6 +228,7 @@ def _least(
 ) -> tuple[float, LowSums] | None:
     """The logarithm of W for the best λ, from the bins in the middle: it serves to choose."""
     from scipy.optimize import minimize_scalar
+    from scipy.special import logsumexp
 
     middle, t = bins.num_bins // 2, pattern.size
     correlations = _correlations(bins, (middle + pattern.bins) % bins.num_bins)
@@ -243,8 +244,10 @@ def _least(
 
     def log_largest(log_rate: float) -> float:
         rate = math.exp(log_rate)
-        log_mean = t * math.log(float(mass @ np.exp(-rate / t * each)))
-        return log_mean + penalty + _log_worth(rate, epsilon)
+        mean = float(mass @ np.exp(-rate / t * each))
+        # At small ε and δ all of it can be below the least float64.
+        log_mean = math.log(mean) if mean else float(logsumexp(-rate / t * each, b=mass))
+        return t * log_mean + penalty + _log_worth(rate, epsilon)
 
     limits = (-2.0, math.log(_LARGEST_RATE * t))
     found = minimize_scalar(log_largest, bounds=limits, method="bounded", options={"xatol": 1e-2})

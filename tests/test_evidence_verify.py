@@ -8,14 +8,24 @@ import json
 import random
 import re
 import shutil
+from dataclasses import replace
 
+import pages
 import pytest
 
-from corrnoise import evidence, planning
+from corrnoise import evidence, planning, samplings
 from corrnoise.apps import datasets, training
 from corrnoise.apps.cli import main
 from corrnoise.apps.cli.train import _write
-from corrnoise.evidence import verify
+from corrnoise.evidence import spending, verify
+from corrnoise.planning import choosing
+from corrnoise.torch import spent as torch_spent
+
+EPSILONS, CHOICE, PAGE = (
+    "statement and records: ε",
+    "plan: alternatives",
+    "every number of the page, made again",
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +40,43 @@ def trained(tmp_path_factory):
     run = training.train(plan, data, label="bisr", folder=folder, model="linear")
     _write(folder, [run])
     return folder
+
+
+def planned(sampling, mechanisms, epochs, momentum=0.9):
+    """A plan for digits, with six steps in an epoch."""
+    return planning.plan(
+        num_examples=len(datasets.load("digits").train), batch_size=240, epochs=epochs,
+        epsilon=8.0, delta=1e-4, momentum=momentum, sampling=sampling, mechanisms=mechanisms,
+    )  # fmt: skip
+
+
+def train(plan, folder, **options):
+    return training.train(
+        plan, datasets.load("digits"), label="run", folder=folder, model="linear", **options
+    )
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory):
+    """A folder of a run whose ε is certified by draws, and along the way bounded, and the run."""
+    folder = tmp_path_factory.mktemp("certified") / "run"
+    run = train(planned("balls-in-bins", ["bisr"], 3), folder)
+    assert run.plan.calibration.kind == "certified"
+    _write(folder, [run])
+    return folder, run
+
+
+def rewritten(folder, target, run):
+    """The verdict on a copy of a folder whose run file, statement and page are those of ``run``."""
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.pt*"), dirs_exist_ok=True)
+    _write(target, [run])
+    return verify(target)
+
+
+def with_record(run, index, epsilon):
+    records = list(run.records)
+    records[index] = replace(records[index], epsilon=epsilon)
+    return replace(run, records=tuple(records))
 
 
 def leaves(data, path=()):
@@ -247,3 +294,230 @@ def test_the_checklist_is_answered_from_the_files(trained, tmp_path, capsys):
     (tmp_path / "copy" / "statement.txt").write_text("")
     assert main(["verify", str(tmp_path / "copy"), "--checklist"]) == 1
     assert "Unit of privacy" not in capsys.readouterr().out
+
+
+SAMPLINGS = {
+    "fixed": "bisr",
+    "balls-in-bins": "bisr",
+    "poisson": "dp_sgd",
+    "random-allocation": "dp_sgd",
+    "cyclic-poisson": "dp_sgd",
+    "best": "bisr",
+}
+
+
+def test_every_sampling_has_a_run_here():
+    assert set(SAMPLINGS) == {*samplings.names(), samplings.BEST}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_run_of_every_sampling_holds(sampling, tmp_path):
+    run = train(planned(sampling, [SAMPLINGS[sampling]], 2), tmp_path / "run")
+    assert run.records[0].epsilon is not None
+    _write(tmp_path / "run", [run])
+    verdict = verify(tmp_path / "run", keys=[tmp_path / "run.key"])
+    assert verdict.holds, verdict.to_text()
+    lower = with_record(run, 0, 0.9 * run.plan.calibration.spent(run.records[0].step))
+    verdict = rewritten(tmp_path / "run", tmp_path / "copy", lower)
+    assert [each.check for each in verdict.differences] == [EPSILONS]
+
+
+class InterruptedRunError(Exception):
+    pass
+
+
+def stopped(plan, folder, at, keep=None):
+    """Train until some steps were taken, perhaps with a copy of an earlier checkpoint."""
+
+    def show(taken, _):
+        if taken == keep:
+            shutil.copy(folder / "checkpoint.pt", folder.with_name("earlier.pt"))
+        if taken == at:
+            raise InterruptedRunError
+
+    with pytest.raises(InterruptedRunError):
+        train(plan, folder, progress=show)
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "balls-in-bins"])
+def test_a_run_that_was_resumed_holds(sampling, tmp_path):
+    """Each process begins its own search for ε, so the records are not those of one process."""
+    plan, folder = planned(sampling, ["bisr"], 4), tmp_path / "run"
+    stopped(plan, folder, 6)
+    stopped(plan, folder, 12)
+    run = train(plan, folder)
+    assert [record.step for record in run.records] == [6, 12, 18, 24]
+    _write(folder, [run])
+    verdict = verify(folder, keys=[tmp_path / "run.key"])
+    assert verdict.holds, verdict.to_text()
+
+
+def test_a_run_that_goes_on_from_an_older_checkpoint_holds(tmp_path):
+    """Its records count every step that was released, also those beyond the checkpoint."""
+    plan, folder = planned("fixed", ["bisr"], 4), tmp_path / "run"
+    stopped(plan, folder, 18, keep=6)
+    shutil.copy(tmp_path / "earlier.pt", folder / "checkpoint.pt")
+    run = train(plan, folder)
+    assert run.records[1].epsilon == run.records[2].epsilon > plan.calibration.spent(12)
+    _write(folder, [run])
+    verdict = verify(folder, keys=[tmp_path / "run.key"])
+    assert verdict.holds, verdict.to_text()
+
+
+def test_a_record_holds_from_the_least_epsilon_that_is_computed(certified, tmp_path):
+    """Bounds of other searches and certificates hold; what is less does not, in any copy."""
+    folder, run = certified
+    c, step = run.plan.calibration, run.records[0].step
+    bound = c.sampling.epsilon(c.mechanism, c.participation, c.noise_multiplier, c.delta, step)
+    certificate = c.spent(step)
+    assert certificate < 0.95 * bound
+    for epsilon in (certificate, bound, 1.01 * bound, c.epsilon):
+        verdict = rewritten(folder, tmp_path / "copy", with_record(run, 0, epsilon))
+        assert verdict.holds, verdict.to_text()
+    for epsilon in (0.0, -1.0, 0.5 * certificate, 0.9999 * certificate, 1.0001 * c.epsilon):
+        problem = spending.problem(with_record(run, 0, epsilon))
+        assert "ε of records[0] after 6 steps must be" in problem
+    verdict = rewritten(folder, tmp_path / "copy", with_record(run, 0, 0.9999 * certificate))
+    assert [each.check for each in verdict.differences] == [EPSILONS]
+
+
+def test_epsilon_of_a_whole_run_is_the_plans(trained, certified, tmp_path):
+    """Lowered in run file, statement and page alike, and also where other software is named."""
+    (exact,) = evidence.runs(trained)
+    for folder, run in ((trained, exact), certified):
+        least = run.plan.epsilon * (1.0 - 1e-6)
+        software = {**run.statement.versions, "numpy": "1.0"}
+        statement = replace(run.statement, epsilon=least)
+        for other in (statement, replace(statement, versions=software)):
+            verdict = rewritten(folder, tmp_path / "copy", replace(run, statement=other))
+            assert EPSILONS in [each.check for each in verdict.differences]
+        assert spending.problem(with_record(run, -1, least))
+        assert not spending.problem(run)
+
+
+def test_the_statement_of_a_part_of_a_run_is_a_bound_or_a_certificate(certified, tmp_path):
+    _, run = certified
+    c, whole = run.plan.calibration, run.statement
+    bound, certificate = run.records[0].epsilon, c.spent(6)
+    part = replace(run, records=run.records[:1])
+    claim = replace(whole, steps_taken=6, epsilon=bound)
+    stated = replace(claim, kind="bound", failure_probability=0.0, epsilon_without_sampling=None)
+    drawn = replace(claim, epsilon=certificate)
+
+    def failed(statement):
+        folder = tmp_path / "part"
+        folder.mkdir(exist_ok=True)
+        _write(folder, [replace(part, statement=statement)])
+        return [each.check for each in verify(folder).differences]
+
+    assert failed(stated) == failed(drawn) == []
+    # A bound must hold without draws.
+    assert failed(replace(stated, epsilon=certificate)) == [EPSILONS]
+    assert failed(replace(drawn, epsilon=0.9999 * certificate)) == [EPSILONS]
+    # The whole run is certified, and says so.
+    assert "statement: every field" in failed(replace(stated, epsilon=c.epsilon))
+
+
+def test_the_exact_epsilon_of_a_part_of_a_run_is_neither_less_nor_more(trained):
+    (run,) = evidence.runs(trained)
+    exact = run.plan.calibration.spent(6)
+    for factor in (0.9999, 1.0, 1.0001):
+        statement = replace(run.statement, steps_taken=6, epsilon=factor * exact)
+        problem = spending.problem(replace(run, statement=statement, records=()))
+        assert ("ε of statement after 6 steps" in problem) == (factor != 1.0)
+
+
+def test_the_source_of_other_normals_is_that_of_the_engine(certified):
+    from corrnoise.evidence import verification
+
+    assert verification._STOCK == torch_spent._STOCK
+
+
+def test_a_plan_that_prefers_a_cheaper_mechanism_holds(tmp_path):
+    """Errors within 0.1 % are equal for planner and verification alike."""
+    plan, folder = planned("fixed", ["bisr"], 15, momentum=0.0), tmp_path / "run"
+    least = min(a.error for a in plan.alternatives if not a.reason)
+    assert least * (1.0 + 1e-6) < plan.error <= choosing.EQUAL * least
+    run = train(plan, folder)
+    _write(folder, [run])
+    verdict = verify(folder)
+    assert verdict.holds, verdict.to_text()
+    # The alternatives in another order, and the one with the least error as if it were chosen.
+    first, second, *rest = plan.alternatives
+    for other in (
+        replace(plan, alternatives=(second, first, *rest), choice=1 - plan.choice),
+        replace(plan, choice=0),
+    ):
+        verdict = rewritten(folder, tmp_path / "copy", replace(run, plan=other))
+        assert CHOICE in [each.check for each in verdict.differences]
+
+
+def test_the_choice_is_the_cheapest_of_what_is_nearly_the_best():
+    made = planned("fixed", ["bisr"], 2).chosen
+    assert made is not None
+
+    def among(*costs):
+        """Of alternatives with an error, a time and perhaps other fields."""
+        return choosing.choice(
+            [replace(made, error=e, step_cost=t, **dict(more)) for e, t, *more in costs]
+        )
+
+    assert among((1.0, 3.0), (1.0009, 2.0), (1.0011, 1.0)) == 1
+    assert among((1.0, 2.0), (1.0005, 2.0)) == 0
+    assert among((0.5, 1.0, ("kind", "estimate")), (1.0, 3.0)) == 1
+    assert among((0.5, 1.0, ("reason", "needs memory")), (1.0, 3.0)) == 1
+    assert among((None, None, ("kind", None)), (1.0, None)) == 1
+    assert among((1.0, 1.0, ("kind", "estimate"))) is among() is None
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The folder of ``corrnoise train --compare`` with three runs."""
+    folder = tmp_path_factory.mktemp("compared") / "runs"
+    command = "train --data digits --model linear --batch-size 240 --epochs 1 --epsilon 8"
+    options = ["--mechanism", "bisr", "--sampling", "balls-in-bins", "--compare"]
+    assert main([*command.split(), *options, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_runs_that_were_compared_hold(compared):
+    names = re.search(r'data-runs="([^"]*)"', (compared / "report.html").read_text())
+    labels = json.loads(names[1].replace("&#34;", '"'))
+    assert len(labels) == 3
+    assert labels != sorted(labels)  # the order of the page is not that of the files
+    keys = sorted(compared.parent.rglob("*.key"))
+    assert len(keys) == 3
+    verdict = verify(compared, keys=keys)
+    assert verdict.holds, verdict.to_text()
+    assert all(each.status == "holds" for each in verdict.findings)
+
+
+def test_the_order_of_a_page_is_checked(compared, tmp_path):
+    page = (compared / "report.html").read_text()
+    names = re.search(r'data-runs="([^"]*)"', page)[1]
+    first, *others = names[1:-1].split(", ")
+    swapped = "[" + ", ".join([first, *others[::-1]]) + "]"
+    shutil.copytree(compared, tmp_path / "copy", ignore=shutil.ignore_patterns("*.pt*"))
+    for other in (swapped, "[]", "{}", "[1, 2, 3]", ""):
+        (tmp_path / "copy" / "report.html").write_text(page.replace(names, other))
+        verdict = verify(tmp_path / "copy")
+        assert {each.file for each in verdict.differences} == {"report.html"}, other
+
+
+def test_the_checklist_says_of_participation_and_delta_what_holds():
+    plan = planning.plan(
+        num_examples=120, batch_size=20, epochs=2, epsilon=4.0, delta=0.01, sampling="poisson",
+        mechanisms=["dp_sgd"],
+    )  # fmt: skip
+    run = pages.run(plan, "DP-SGD", 0.9)
+    answers = {each.subject: each for each in evidence.checklist(run)}
+    unit = "One example, which takes part in each step with probability 1/6 (1/b), any number of"
+    assert answers["Unit of privacy"].answer.startswith(unit)
+    assert "sensitivity" not in answers["Sensitivity"].answer
+    assert run.statement.accountant in answers["Sensitivity"].answer
+    assert "NOT below 1/120" in answers["Parameters"].answer
+    assert answers["Parameters"].open
+    fixed = {each.subject: each for each in evidence.checklist(pages.run(pages.fixed(), "a", 0.9))}
+    assert "at most 5 times (k), at least 23 steps (b) apart" in fixed["Unit of privacy"].answer
+    assert "the sensitivity of C is" in fixed["Sensitivity"].answer
+    assert not fixed["Parameters"].open

@@ -459,3 +459,22 @@ def test_close_estimates_are_drawn_anew_and_others_are_not(monkeypatch):
     errors = {each.num_bands: each.error for each in plan.alternatives}
     assert errors[2] == pytest.approx(4.2)
     assert plan.mechanism.noising.numerator_terms == 4
+
+
+def test_a_summary_says_of_participation_what_the_sampling_does():
+    asked = {"num_examples": 120, "batch_size": 20, "epochs": 2, "epsilon": 4, "delta": 1e-5}
+    found = cn.plan(**asked, sampling="poisson").summary
+    said = "poisson: 12 steps, each example in each step with probability 1/6 (1/b), any number of"
+    assert said in found
+    assert "apart" not in found
+    assert "1 draw a step" in found
+    found = cn.plan(**asked, sampling="fixed", mechanisms=["bisr"], num_bands=4)
+    assert "each example at most 2 times (k), at least 6 steps (b) apart;" in found.summary
+
+
+def test_one_vector_is_not_vectors():
+    asked = {"num_examples": 120, "batch_size": 20, "epochs": 2, "epsilon": 4, "delta": 1e-5}
+    with pytest.raises(ValueError, match=r"needs 1 vector of memory, the plan allows 0"):
+        cn.plan(**asked, sampling="fixed", mechanisms=["bsr"], num_bands=2)
+    with pytest.raises(ValueError, match=r"num_bands must be at least 1, got 0$"):
+        cn.plan(**asked, sampling="fixed", mechanisms=["bsr"], num_bands=0)

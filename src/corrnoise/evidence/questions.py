@@ -10,7 +10,7 @@ import textwrap
 from dataclasses import dataclass
 
 from corrnoise._rounding import rounded_up
-from corrnoise.records import Run
+from corrnoise.records import Run, Statement
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Answer:
         subject: in a few words.
         question: in full.
         answer: from the run's files, or what its owner has to add.
-        open: whether the owner has to answer, in part at least.
+        open: whether the owner has to answer, in part at least, or something is wrong.
     """
 
     subject: str
@@ -46,13 +46,14 @@ def checklist(run: Run) -> list[Answer]:
             "What are ε and δ, and what kind of numbers are they?",
             f"ε = {rounded_up(s.epsilon)}, δ = {rounded_up(s.delta, 3)}; ε is {s.assurance}. δ is "
             f"{against} 1/{s.num_examples:,}, one over the number of examples.",
+            open=ratio >= 1.0,
         ),
         Answer(
             "Unit of privacy",
             "Whose data does the guarantee protect?",
-            f"One {s.unit}, used at most {s.max_participations} times in a run. Somebody with "
-            "several examples is protected less: with j of them ε is up to j times as large, and δ "
-            "grows with it.",
+            f"One {s.unit}, which takes part {s.participation}. Somebody with several "
+            "examples is protected less: with j of them ε is up to j times as large, and δ grows "
+            "with it.",
             open=True,
         ),
         Answer(
@@ -77,9 +78,7 @@ def checklist(run: Run) -> list[Answer]:
         Answer(
             "Sensitivity",
             "How is the influence of one unit bounded?",
-            f"Every example's gradient is clipped to norm {s.clip_norm:g}; the sensitivity of C is "
-            f"{rounded_up(s.sensitivity, 6)}, "
-            f"{'exact' if s.sensitivity_exact else 'an upper bound'}.",
+            f"Every example's gradient is clipped to norm {s.clip_norm:g}; {_influence(s)}.",
         ),
         Answer(
             "Mechanism",
@@ -162,8 +161,16 @@ def checklist(run: Run) -> list[Answer]:
     ]
 
 
+def _influence(statement: Statement) -> str:
+    """What bounds the influence of an example in all its steps."""
+    if not statement.by_sensitivity:
+        return f"what it adds in all its steps is priced by: {statement.accountant}"
+    kind = "exact" if statement.sensitivity_exact else "an upper bound"
+    return f"the sensitivity of C is {rounded_up(statement.sensitivity, 6)}, {kind}"
+
+
 def checklist_text(answers: list[Answer]) -> str:
-    """The checklist for a person; "[ ]" marks what the owner of the run has to answer."""
+    """The checklist for a person; "[ ]" marks what is left to its owner, and what is wrong."""
     parts: list[str] = []
     for each in answers:
         mark = "[ ]" if each.open else "[x]"

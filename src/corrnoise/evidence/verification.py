@@ -21,16 +21,17 @@ from typing import Any
 
 from corrnoise import _checks as checks
 from corrnoise._rounding import rounded_up
-from corrnoise.evidence import ledgers
+from corrnoise.evidence import ledgers, spending
 from corrnoise.evidence.findings import ROUNDING, Findings, Verdict
 from corrnoise.noise import Key
 from corrnoise.planning import Plan
+from corrnoise.planning.choosing import choice
 from corrnoise.records import Run, Statement
 from corrnoise.records.run import check_checksum
 from corrnoise.records.statement import noise_source, versions
 
-# How far an ε that was certified by another version's draws may be from one of this version's.
-_OTHER_DRAWS = 0.02
+# The source of normals that are not those of the stream, as the engine of torch states it.
+_STOCK = "torch.normal, not cryptographic; nor are the batches, unless a key was given"
 _REPORT, _TEXT = "report.html", "statement.txt"
 
 
@@ -162,63 +163,67 @@ def _check_plan(name: str, plan: Plan, found: Findings) -> None:
         own = (c.mechanism.name, c.noise_multiplier, c.error, c.kind, plan.scheme)
         found.same(name, "plan: the chosen alternative", list(stated), list(own), rel=ROUNDING)
         errors = [each.error for each in plan.alternatives if each.error is not None]
-        proven = [a for a in plan.alternatives if not a.reason and a.kind != "estimate"]
-        best = min((a.error for a in proven if a.error is not None), default=None)
-        if errors != sorted(errors) or best is None or best < c.error * (1.0 - ROUNDING):
+        if errors != sorted(errors) or choice(plan.alternatives) != plan.choice:
             found.differs(
-                name, "plan: alternatives", "must be sorted by error, with the least one chosen"
+                name,
+                "plan: alternatives",
+                "must be sorted by error, with the cheapest within 0.1 % of the least one chosen",
             )
         else:
             found.holds(name, "plan: alternatives", f"{len(plan.alternatives)}, in order")
 
 
 def _check_statement(name: str, run: Run, found: Findings) -> None:
-    """Compute every field of the statement again, and the ε of every record."""
-    plan, stated = run.plan, run.statement
-    c = plan.calibration
-    source = noise_source(plan.rounds, exact=stated.exact_release)
-    if stated.num_parameters is None:
-        source = "torch.normal, not cryptographic"
-
-    def spent() -> list[float]:
-        return [c.spent(step) for step in steps]
-
-    steps = [stated.steps_taken, *(r.step for r in run.records if r.epsilon is not None)]
-    spendings = found.attempt(name, "ε of the steps released can be computed", spent)
-    if spendings is None:
+    """Compute every field of the statement again, and δ at every ε that the run states."""
+    stated = run.statement
+    problem = found.attempt(
+        name, "ε of the steps released can be computed", lambda: spending.problem(run)
+    )
+    if problem is None:
         return
+    again = _stated_again(run)
+    own, other = stated.to_dict(), again.to_dict()
+    made, here = own.pop("versions"), other.pop("versions")
+    sensitivity = f"sensitivity {rounded_up(again.sensitivity, 6)}, " * again.by_sensitivity
+    detail = (
+        f"{sensitivity}noise {rounded_up(again.noise_multiplier, 6)}, "
+        f"δ {rounded_up(again.delta, 3)}"
+    )
+    found.same(name, "statement: every field", own, other, detail, ROUNDING)
+    if problem:
+        found.differs(name, "statement and records: ε", problem)
+    else:
+        taken = f"after {stated.steps_taken} of {run.plan.num_steps} steps"
+        found.holds(
+            name, "statement and records: ε", f"{rounded_up(stated.epsilon)} {taken}, proven"
+        )
+    elsewhere = {k: v for k, v in made.items() if here.get(k, v) != v}
+    if elsewhere:
+        words = ", ".join(f"{k} {v} (here {here[k]})" for k, v in elsewhere.items())
+        found.unchecked(name, "the same software", f"the run had {words}")
+
+
+def _stated_again(run: Run) -> Statement:
+    """The statement that the plan and the steps of a run give, with the ε that the run states."""
+    plan, stated = run.plan, run.statement
+    source = noise_source(plan.rounds, exact=stated.exact_release)
     again = Statement.of(
         plan,
         clip_norm=stated.clip_norm,
         steps_taken=stated.steps_taken,
-        epsilon=spendings[0],
-        noise_source=source,
+        epsilon=stated.epsilon,
+        noise_source=_STOCK if stated.num_parameters is None else source,
         key_fingerprint=stated.key_fingerprint,
         run_id=stated.run_id,
         publishes=stated.publishes,
         num_parameters=stated.num_parameters,
         exact_release=stated.exact_release,
     )
-    own, other = stated.to_dict(), again.to_dict()
-    made, here = own.pop("versions"), other.pop("versions")
-    elsewhere = {k: v for k, v in made.items() if here.get(k, v) != v}
-    drawn = c.kind == "certified" and elsewhere
-    close = _OTHER_DRAWS if drawn else ROUNDING
-    stated_spending = [
-        own.pop("epsilon"),
-        *(r.epsilon for r in run.records if r.epsilon is not None),
-    ]
-    other.pop("epsilon")
-    detail = (
-        f"sensitivity {rounded_up(again.sensitivity, 6)}, noise "
-        f"{rounded_up(again.noise_multiplier, 6)}, δ {rounded_up(again.delta, 3)}"
+    if not spending.states_bound(run):
+        return again
+    return dataclasses.replace(
+        again, kind="bound", failure_probability=0.0, epsilon_without_sampling=None
     )
-    found.same(name, "statement: every field", own, other, detail, ROUNDING)
-    shown = f"{rounded_up(spendings[0])} after {stated.steps_taken} of {plan.num_steps} steps"
-    found.same(name, "statement and records: ε", stated_spending, spendings, shown, close)
-    if elsewhere:
-        words = ", ".join(f"{k} {v} (here {here[k]})" for k, v in elsewhere.items())
-        found.unchecked(name, "the same software", f"the run had {words}")
 
 
 def _check_text(path: Path, runs: Sequence[Run], found: Findings) -> None:
@@ -243,29 +248,38 @@ def _check_page(path: Path, runs: Sequence[Run], found: Findings) -> None:
         found.unchecked(path.name, "page of the runs", "not here")
         return
     try:
-        from corrnoise import report
+        from corrnoise.report import page
     except ModuleNotFoundError as missing:
         found.unchecked(path.name, "page of the runs", str(missing))
         return
-    plan = found.attempt(path.name, "the plan that the page carries", lambda: report.read(path))
-    if plan is None or not runs:
+    carried = found.attempt(
+        path.name, "the plan that the page carries", lambda: (page.read(path), page.labels(path))
+    )
+    if carried is None or not runs:
         return
-    first = [run for run in runs if run.plan == plan]
-    if not first:
-        found.same(path.name, "the plan of the run file", plan.to_dict(), runs[0].plan.to_dict())
+    plan, labels = carried
+    ordered = _in_order(labels, runs)
+    if ordered[0].plan != plan:
+        stated, expected = plan.to_dict(), ordered[0].plan.to_dict()
+        found.same(path.name, "the plan of the run file", stated, expected)
         return
     found.holds(path.name, "the plan of the run file", "to the last digit")
-    made, here = first[0].statement.versions, versions()
+    made, here = ordered[0].statement.versions, versions()
     changed = [k for k in ("corrnoise", "numpy", "scipy") if made.get(k) not in (None, here.get(k))]
     if changed:
         words = ", ".join(f"{k} {made[k]}" for k in changed)
         found.unchecked(path.name, "every number of the page", f"it was made by {words}")
         return
-    ordered = [first[0], *(run for run in runs if run is not first[0])]
-    own, again = path.read_text(encoding="utf-8"), str(report.html(runs=ordered))
+    own, again = path.read_text(encoding="utf-8"), str(page.html(runs=ordered))
     if own == again:
         found.holds(path.name, "every number of the page, made again")
         return
     at = next((i for i, (a, b) in enumerate(zip(own, again, strict=False)) if a != b), len(again))
     words = f"character {at}: {own[at - 20 : at + 30]!r}, expected {again[at - 20 : at + 30]!r}"
     found.differs(path.name, "every number of the page, made again", words)
+
+
+def _in_order(labels: Sequence[str], runs: Sequence[Run]) -> list[Run]:
+    """The runs in the order of a page that names them, and those that it does not name last."""
+    places = {label: place for place, label in enumerate(labels)}
+    return sorted(runs, key=lambda run: places.get(run.label, len(places)))

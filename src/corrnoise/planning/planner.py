@@ -1,4 +1,4 @@
-"""The plan with the least expected error over samplings and mechanisms, for a budget."""
+"""The plan with the least expected error, within 0.1 %, over samplings and mechanisms."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from corrnoise.mechanisms import Candidate, Family, Question
 from corrnoise.noise.generator.stream import check_rounds
 from corrnoise.participation import Participation
 from corrnoise.planning.advice import advice
+from corrnoise.planning.choosing import EQUAL, choice
 from corrnoise.planning.plans import Plan
 from corrnoise.planning.pricing import CERTIFICATE, Built, Priced, Pricing
 from corrnoise.planning.verification import trust
@@ -29,8 +30,6 @@ from corrnoise.samplings import names as sampling_names
 _FINALISTS = 3
 # Estimates this close to the least error are drawn anew; their standard error is half of that.
 _CLOSE = 1.01
-# Errors this close count as equal, and the cheaper mechanism is taken.
-_EQUAL = 1.001
 
 
 @one_blas_thread()
@@ -56,7 +55,7 @@ def plan(
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> Plan:
-    """The sampling and mechanism with the least expected error σ·‖B‖_F/√n for a budget.
+    """The sampling and mechanism with the least expected error σ·‖B‖_F/√n, within 0.1 %.
 
     Every mechanism is priced for every sampling that is allowed: amplification by random batches
     counts. An epoch has b = ⌈num_examples/batch_size⌉ steps; an example takes part at most once in
@@ -113,6 +112,7 @@ def plan(
             num_examples, batch_size, epochs=epochs, num_steps=num_steps, sampling=how
         )
         if num_bands is not None:
+            checks.integer("num_bands", num_bands, 1)
             checks.integer("num_bands", num_bands, 1, part.num_steps, "lower it or take more steps")
         question = Question(
             workloads.sgd(part.num_steps, momentum=momentum, decay=decay),
@@ -287,7 +287,7 @@ def _certify_the_best(priced: list[Priced], pricings: Mapping[str, Pricing], sha
         best = min(
             (p for p in usable if p.calibration is None), key=lambda p: p.error, default=None
         )
-        if best is None or best.error * _EQUAL >= proven:
+        if best is None or best.error * EQUAL >= proven:
             return
         assert best.mechanism is not None
         pricing = pricings[best.alternative.sampling]
@@ -298,14 +298,12 @@ def _certify_the_best(priced: list[Priced], pricings: Mapping[str, Pricing], sha
 
 def _choose(priced: list[Priced]) -> Priced:
     """The cheapest of the candidates within 0.1 % of the least error."""
-    ready = [p for p in priced if p.available and p.calibration is not None]
-    if not ready:
+    found = choice([p.alternative for p in priced])
+    if found is None:
         reasons = "; ".join(f"{p.alternative.label}: {p.alternative.reason}" for p in priced)
         asked = sorted({p.alternative.sampling for p in priced})
         raise ValueError(
             f"mechanisms must contain one that can be used with sampling={', '.join(asked)}, got "
             f"none ({reasons}); name others, allow more memory or change the sampling"
         )
-    least = min(p.error for p in ready)
-    equal = [p for p in ready if p.error <= _EQUAL * least]
-    return min(equal, key=lambda p: (p.alternative.step_cost, p.error))
+    return priced[found]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from markupsafe import Markup
 
+from corrnoise import _checks as checks
 from corrnoise import _files
 from corrnoise._version import __version__
 from corrnoise.auditing import Audit
@@ -21,6 +24,8 @@ from corrnoise.report.kit.markup import carried_data, data, joined, tag
 
 # The browser itself refuses whatever is not in the file.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+# Where a page that compares runs names them, in its order.
+_LABELS = re.compile(r'<body data-runs="([^"]*)">')
 
 
 def html(
@@ -73,6 +78,7 @@ def html(
         "body",
         tag("div", header(evidence), main, footer, class_="page"),
         data("plan", evidence.plan.to_json()),
+        data_runs=json.dumps([run.label for run in runs]) if len(runs) > 1 else None,
     )
     return joined([Markup("<!doctype html>\n"), tag("html", head, body, lang="en"), "\n"])
 
@@ -99,3 +105,10 @@ def read(path: str | Path) -> Plan:
     if found is None:
         raise ValueError(f"path must be a page that report.write made, got {str(path)!r}")
     return Plan.from_json(found)
+
+
+def labels(path: str | Path) -> list[str]:
+    """The labels of the runs that a page compares, in its order; none for a page of one run."""
+    found = _LABELS.search(Path(path).read_text(encoding="utf-8"))
+    names = [] if found is None else checks.parsed("list of runs", Markup(found[1]).unescape())
+    return [checks.text("label of a run", name) for name in checks.listed("runs", names)]

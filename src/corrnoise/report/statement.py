@@ -66,7 +66,7 @@ def spending(evidence: Evidence) -> Markup:
 def _about_points(evidence: Evidence) -> str:
     """What kind of numbers the points are, for each run where they differ."""
     kinds = [
-        (spent.label, _kind(c))
+        (spent.label, _kind(c, recorded=evidence.recorded))
         for spent, c in zip(evidence.spending, evidence.calibrations, strict=True)
     ]
     words = f"Each point is {kinds[0][1]}"
@@ -76,9 +76,14 @@ def _about_points(evidence: Evidence) -> str:
     return f"{words}. This holds for a run that stops at that step."
 
 
-def _kind(calibration: Calibration) -> str:
+def _kind(calibration: Calibration, *, recorded: bool) -> str:
     if calibration.kind == "certified":
         failure = rounded_up(calibration.failure_probability, 3)
+        if recorded:  # along the way a run states what takes no draws
+            return (
+                "a proven upper bound (that of the whole run is certified by sampling, with "
+                f"failure probability {failure})"
+            )
         return f"an upper bound certified by sampling, with its own failure probability {failure}"
     return {"exact": "exact", "bound": "a proven upper bound"}[calibration.kind]
 
@@ -126,7 +131,13 @@ def lines(evidence: Evidence) -> str:
         failure = f"\n    failure_probability={c.failure_probability!r},"
     stopped = ""
     if found.steps_taken < found.num_steps:
-        stopped = f"\nprint(c.spent({found.steps_taken}))  # was {found.epsilon!r}"
+        price = f"c.spent({found.steps_taken})"
+        if found.kind != c.kind:  # a bound with no draws, which certificates do without
+            price = (
+                "c.sampling.epsilon(c.mechanism, c.participation, c.noise_multiplier, c.delta, "
+                f"{found.steps_taken})"
+            )
+        stopped = f"\nprint({price})  # was {found.epsilon!r}"
     return f"""import corrnoise as cn
 from corrnoise import report
 

@@ -86,4 +86,4 @@ opacus-suite: $(READY)  ## Opacus's own tests against our engine; needs the netw
 	$(BIN)/python tools/opacus_suite.py
 
 clean:
-	rm -rf $(VENV) build dist demo .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist demo demo-*.key .pytest_cache .ruff_cache

@@ -126,7 +126,7 @@ def test_bad_sources_are_named(tmp_path):
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'corrnoise\[demo\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[demo\]'"):
         datasets.load("digits")
 
 
@@ -135,6 +135,18 @@ def test_models_take_their_shapes(name):
     net = models.build(name, (3, 16, 16), 7)
     assert net(torch.zeros(2, 3, 16, 16)).shape == (2, 7)
     assert models.build("auto", (4,), 3)(torch.zeros(5, 4)).shape == (5, 3)
+
+
+def test_a_model_is_built_by_its_seed_and_leaves_the_generator_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(4)
+    torch.manual_seed(5)
+    first, again = (models.build("mlp", (4,), 3, seed=7) for _ in range(2))
+    assert torch.equal(torch.rand(4), expected)
+    for one, other in zip(first.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+    torch.manual_seed(7)
+    assert torch.equal(torch.nn.Linear(4, 128).weight, first[1].weight)
 
 
 def test_the_paper_network_has_its_size():
@@ -148,5 +160,5 @@ def test_the_paper_network_has_its_size():
 def test_models_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="use 'mlp'"):
         models.build("convnet", (1, 4, 4), 2)
-    with pytest.raises(ValueError, match="model must be one of"):
+    with pytest.raises(ValueError, match="model must be one of auto, linear, mlp, convnet, got"):
         models.build("resnet", (3, 32, 32), 2)

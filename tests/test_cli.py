@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from importlib import metadata
 
 import pytest
@@ -137,6 +138,16 @@ def test_version(run):
         ("nothing", "No such command"),
         ("plan", "--help"),
         ("plan --epsilon one", "--epsilon"),
+        (f"plan {RUN} --seed one", "as an integer. Try: corrnoise plan --help"),
+        (f"plan {RUN} --num-bands 0", "num_bands must be at least 1, got 0\n"),
+        ("train --num-bands 0", "num_bands must be at least 1, got 0\n"),
+        (
+            "account --mechanism bisr --num-bands 0 --num-steps 9 --epsilon 1 --delta 0.1",
+            "num_bands must be at least 1, got 0\n",
+        ),
+        (f"plan {RUN} --delta 1", "delta must be in [1e-100, 1), got 1\n"),
+        (f"plan {RUN} --epsilon nan", "epsilon must be in [1e-06, 10000], got nan\n"),
+        ("audit .", "plan must be a file, got the folder .; give a file in it"),
         (f"plan {RUN} --sampling shuffled", "--sampling"),
         (f"plan {RUN} --colour red", "No such option"),
         (f"plan {RUN} --num-steps 3", "exactly one of epochs and num_steps"),
@@ -213,7 +224,8 @@ def test_a_missing_extra_is_named(run, monkeypatch):
     status, _, err = run("compare --num-steps 8 --values 2 --plot x.png")
     assert status == 2
     assert err == (
-        "corrnoise: matplotlib is needed and not installed: pip install 'corrnoise[plots]'\n"
+        "corrnoise: matplotlib is needed and not installed: "
+        "in a clone of corrnoise, pip install '.[plots]'\n"
     )
     monkeypatch.setitem(sys.modules, "numpy.nonsense", None)
     monkeypatch.setattr(planning, "plan", lambda **_: __import__("numpy.nonsense"))
@@ -232,7 +244,7 @@ def test_every_missing_library_is_one_line_with_its_extra(run, monkeypatch, modu
     monkeypatch.setitem(sys.modules, module, None)
     status, out, err = run(line)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"pip install 'corrnoise[{extra}]'" in err
+    assert f"pip install '.[{extra}]'" in err
 
 
 def test_new_families_and_samplings_need_no_change_here(run, monkeypatch):
@@ -401,7 +413,26 @@ def test_a_command_needs_typer(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "typer", None)
     status, _, err = run("--help")
     assert (status, err.count("\n")) == (2, 1)
-    assert "corrnoise[cli]" in err
+    assert "pip install '.[cli]'" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "public"),
+    [
+        ("plan --num-examples 600 --batch-size 50 --epochs 4 --epsilon 3", True),
+        ("account --num-examples 600 --batch-size 50 --epochs 4 --epsilon 3", True),
+        ("account --num-steps 48 --min-sep 12 --epsilon 3", False),  # n is not known
+    ],
+)
+def test_a_delta_that_is_too_large_for_the_data_is_warned_of(run, line, public):
+    line += " --mechanism dp_sgd --sampling fixed"
+    warned = "corrnoise: warning: delta=0.01 is not below 1/600, one over the number of examples"
+    status, out, err = run(f"{line} --delta 0.01")
+    assert status == 0
+    assert out
+    assert err.startswith(warned) is public
+    assert err.count("\n") == public
+    assert run(f"{line} --delta 0.001")[2] == ""
 
 
 # plan
@@ -468,7 +499,14 @@ def test_account_of_a_dataset_and_of_blt(run):
     line = "account --mechanism blt --num-buffers 2 --num-examples 60 --batch-size 5 --num-steps 30"
     status, out, _ = run(f"{line} --epsilon 2 --delta 1e-5")
     assert status == 0
-    assert "30 steps; an example at most 3 times, 12 steps apart" in out
+    assert "30 steps; each example at most 3 times (k), at least 12 steps (b) apart; fixed" in out
+
+
+def test_account_says_of_participation_what_the_sampling_does(run):
+    line = "account --mechanism dp_sgd --num-steps 40 --min-sep 10 --epsilon 1 --delta 1e-5"
+    _, out, _ = run(f"{line} --sampling poisson")
+    assert "each example in each step with probability 1/10 (1/b), any number of times" in out
+    assert "apart" not in out
 
 
 def test_account_says_what_is_certain(run):
@@ -612,3 +650,71 @@ def test_a_comparison_follows_the_plan_of_the_file(tmp_path, capsys):
         assert cn.Plan.from_dict(run["plan"]).mechanism.workload.momentum == 0.5
     assert main([*words, "--key", str(tmp_path / "key")]) == 2
     assert "each of the runs has its own" in capsys.readouterr().err
+
+
+# train
+
+
+def test_options_that_a_plan_decides_are_refused_by_name(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("corrnoise.apps.datasets.load", lambda *_, **__: 1 / 0)
+    every = {
+        "epsilon": "3", "delta": "1e-4", "epochs": "7", "batch-size": "64", "momentum": "0.9",
+        "decay": "1", "sampling": "fixed", "mechanism": "dp_sgd", "num-bands": "4", "memory": "0",
+    }  # fmt: skip
+    for name, value in every.items():
+        status, out, err = run(f"train --plan p.json --{name} {value}")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert f"--{name} must be left out with --plan, which decides it" in err
+    _, _, err = run("train --plan p.json --epsilon 3 --epochs 7 --mechanism dp_sgd --seed 1")
+    assert (
+        "--epsilon, --epochs, --mechanism must be left out with --plan, which decides them" in err
+    )
+
+
+FEW = "train --data digits --epochs 1 --batch-size 360 --epsilon 8 --mechanism bisr --num-bands 4"
+
+
+def test_keys_of_a_comparison_are_beside_the_folder_and_found_again(run, tmp_path):
+    line = f"{FEW} --delta 1e-4 --sampling fixed --compare --out out --json"
+    status, first, err = run(line)
+    assert (status, err) == (0, "")
+    assert not list((tmp_path / "out").rglob("*.key"))
+    names = {"out-bisr.key", "out-dp_sgd-poisson.key"}
+    assert {path.name for path in tmp_path.glob("*.key")} == names
+    status, again, err = run(line)  # resumed: nothing is released twice
+    assert (status, err) == (0, "")
+    ids = [[each["statement"]["run_id"] for each in json.loads(t)["runs"]] for t in (first, again)]
+    assert ids[0] == ids[1]
+    keys = " ".join(f"--key {name}" for name in sorted(names))
+    assert run(f"verify out {keys}")[0] == 0
+    status, _, err = run(f"{line} --seed 3")
+    assert status == 2
+    assert "differs in settings.seed (was 0, is 3);" in err
+    status, _, err = run("verify out/run-bisr.json")
+    assert status == 2
+    assert "folder must be the folder of a run, got the file out/run-bisr.json; give out" in err
+
+
+def test_a_run_without_a_folder_warns_of_nothing_that_its_user_did(run, monkeypatch):
+    import torch
+
+    from corrnoise.torch import seeds
+
+    torch.seed()  # as in a fresh process
+    monkeypatch.setattr(seeds, "_said", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        status, out, err = run(f"{FEW} --delta 1e-4 --sampling fixed --json")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["runs"]
+
+
+def test_memory_can_be_allowed_where_the_advice_says_so(run):
+    line = "train --data digits --epochs 1 --batch-size 360 --epsilon 8 --sampling cyclic-poisson"
+    line += " --mechanism bsr --num-bands 2 --json"
+    status, _, err = run(line)
+    assert status == 2
+    assert "allow more memory" in err
+    status, out, err = run(f"{line} --memory 1")
+    assert (status, err) == (0, "")
+    assert json.loads(out)["runs"][0]["plan"]["memory"] == 1

@@ -47,14 +47,15 @@ def run(name, use):
 def test_an_event_names_the_library_that_it_is_of():
     assert run("dp_accounting", "c.event()") == (
         "dp_accounting | dp_accounting is needed and not installed: "
-        "pip install 'corrnoise[accounting]'"
+        "in a clone of corrnoise, pip install '.[accounting]'"
     )
 
 
 def test_a_ledger_names_what_locks_it(tmp_path):
     path = tmp_path / "ledger"
     assert run("portalocker", f"cn.records.Ledger({{}}, {str(path)!r})") == (
-        "portalocker | portalocker is needed and not installed: pip install 'corrnoise[noise]'"
+        "portalocker | portalocker is needed and not installed: "
+        "in a clone of corrnoise, pip install '.[noise]'"
     )
 
 
@@ -79,7 +80,7 @@ def test_a_module_of_somebody_else_keeps_its_message():
 
 def test_a_missing_part_of_a_library_is_explained_too():
     missing = ModuleNotFoundError("No module named 'dp_accounting.pld'", name="dp_accounting.pld")
-    assert "corrnoise[accounting]" in str(_extras.explained(missing))
+    assert "pip install '.[accounting]'" in str(_extras.explained(missing))
 
 
 def test_every_extra_is_one_of_the_package():
@@ -95,3 +96,22 @@ def test_every_extra_is_one_of_the_package():
     for library, extra in _extras.EXTRAS.items():
         wanted = distributions.get(library, library)
         assert any(entry.startswith(wanted) for entry in extras[extra]), (library, extra)
+
+
+def test_the_readme_names_every_extra():
+    tomllib = pytest.importorskip("tomllib")
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    text = (root / "README.md").read_text(encoding="utf-8")
+    install = text.partition("## Install")[2].partition("\n## ")[0]
+    for extra in project["optional-dependencies"]:
+        assert f"`{extra}`" in install, extra
+
+
+@pytest.mark.parametrize("folder", ["src", "docs", "README.md"])
+def test_no_hint_installs_from_a_registry(folder):
+    """The package is on none: what is shown must work from a clone."""
+    root = Path(__file__).parents[1] / folder
+    files = [root] if root.is_file() else [*root.rglob("*.py"), *root.rglob("*.md")]
+    for file in files:
+        assert "install 'corrnoise[" not in file.read_text(encoding="utf-8"), file

@@ -370,7 +370,7 @@ def test_unknown_names_are_refused_in_words():
 
 def test_without_matplotlib_nothing_is_computed(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'corrnoise\[plots\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[plots\]'"):
         paper.reproduce("fig-bandwidth", smoke=True, folder=tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -363,3 +363,24 @@ def test_a_torn_line_after_lost_steps_was_never_released(tmp_path):
         assert ledger.num_released == 0
         ledger.record(0, "f" * 16)
         ledger.close()
+
+
+def test_only_what_differs_in_a_header_is_shown(tmp_path):
+    path = tmp_path / "ledger"
+    long = "x" * 200
+    settings = {"learning_rate": 0.123456789012345678, "model": "mlp", "seed": 0, "also": long}
+    first = Ledger({**HEADER, "settings": settings}, path)
+    first.record(0, "00")
+    first.close()
+    again = {**HEADER, "settings": {**settings, "seed": 3, "also": long + "y"}}
+    with pytest.raises(ValueError, match="belong to this run") as caught:
+        Ledger(again, path)
+    said = str(caught.value)
+    assert "differs in settings.seed (was 0, is 3); settings.also (was …" in said
+    assert "xy'" in said
+    assert "learning_rate" not in said
+    assert len(said) < 500
+    with pytest.raises(ValueError, match=r"settings.also \(was '.*…, is missing\)"):
+        Ledger({**HEADER, "settings": {k: v for k, v in settings.items() if k != "also"}}, path)
+    with pytest.raises(ValueError, match=r"differs in settings.new \(was missing, is None\);"):
+        Ledger({**HEADER, "settings": {**settings, "new": None}}, path)

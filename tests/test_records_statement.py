@@ -84,3 +84,23 @@ def test_unknown_normals_are_an_assumption():
         k: v for k, v in statement.to_dict().items() if k not in ("truncation", "num_parameters")
     }
     assert Statement.from_dict(before) == statement  # a file from before these fields
+
+
+def test_it_says_of_participation_what_the_sampling_does():
+    fixed = dict(Statement.of(pages.fixed(), clip_norm=1.0).rows())
+    assert fixed["Participation"] == "at most 5 times (k), at least 23 steps (b) apart"
+    assert fixed["Sensitivity of C"].endswith(("exact", "upper bound"))
+    plan = pages.poisson()
+    statement = Statement.of(plan, clip_norm=1.0)
+    rows = dict(statement.rows())
+    assert rows["Participation"] == "in each step with probability 1/6 (1/b), any number of times"
+    assert "Sensitivity of C" not in rows  # ε does not follow from it
+    assert "at most 3 times" not in statement.to_text()
+    assert plan.participation.max_participations == 3
+
+
+def test_an_older_statement_claims_nothing_of_participation():
+    data = Statement.of(pages.fixed(), clip_norm=1.5).to_dict()
+    del data["participation"], data["by_sensitivity"]
+    names = dict(Statement.from_dict(data).rows())
+    assert not {"Participation", "Sensitivity of C"} & set(names)

@@ -321,6 +321,63 @@ def test_a_run_at_another_budget_is_not_compared_by_error():
     assert "did not spend the same (ε, δ)" in report.html(runs=runs)
 
 
+def of_one_sampling(*families):
+    """What ``corrnoise train`` plans: secret batches of one kind, and no other considered."""
+    return cn.plan(
+        num_examples=120, batch_size=20, epochs=3, epsilon=4.0, delta=1e-5, momentum=0.9,
+        sampling="balls-in-bins", mechanisms=list(families), samples=20_000,
+    )  # fmt: skip
+
+
+def dp_sgd_of(plan, sampling):
+    found = cn.calibrate(
+        cn.mechanisms.dp_sgd(plan.mechanism.workload), plan.participation,
+        epsilon=plan.epsilon, delta=plan.delta, sampling=sampling,
+    )  # fmt: skip
+    return cn.Plan(num_examples=plan.num_examples, batch_size=plan.batch_size, calibration=found)
+
+
+@pytest.mark.parametrize("families", [["bisr"], ["dp_sgd", "bisr"]], ids=len)
+def test_the_headline_is_against_the_best_dp_sgd_and_names_its_batches(families):
+    plan = of_one_sampling(*families)
+    rivals = {name: dp_sgd_of(plan, name) for name in ("poisson", "random-allocation")}
+    best = min(rivals, key=lambda name: rivals[name].error)
+    runs = [pages.run(plan, "Ours", 0.9), pages.run(rivals["poisson"], "DP-SGD", 0.9)]
+    for given_runs in ((), runs[:1], runs):
+        evidence = Evidence.of(plan, given_runs)
+        assert evidence.baseline.mean == pytest.approx(rivals[best].error, rel=1e-9)
+        assert evidence.baseline.sampling == best
+        page = Page(report.html(plan, given_runs))
+        notes = [n.text for n in page.root.walk() if n.attrs.get("class") == "note"]
+        against = f"than DP-SGD with {best} batches at the same budget ("
+        assert any(n.replace("\u2011", "-").startswith(against) for n in notes)
+        assert f"independent noise (DP-SGD) with {best} batches has" in page.id("error").text
+    assert [e.label for e in Evidence.of(plan, runs).errors[:2]] == ["Ours", "DP-SGD"]
+
+
+def test_public_batches_are_compared_with_public_ones_unless_a_better_run_is_there():
+    plan = pages.fixed()
+    assert Evidence.of(plan, ()).baseline.sampling == "fixed"
+    rival = pages.run(dp_sgd_of(plan, "poisson"), "Poisson", 0.9)
+    evidence = Evidence.of(plan, [pages.run(plan, "Ours", 0.9), rival])
+    assert (evidence.baseline.label, evidence.baseline.sampling) == ("Poisson", "poisson")
+    assert len(evidence.errors) == 2
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_several_runs_on_the_same_data_cost_their_sum(same):
+    plan = pages.fixed()
+    other = pages.with_dp_sgd(plan)
+    last = pages.run(other, "Third", 0.7, epochs=None if same else 3)
+    runs = [*pages.compared(plan), last]
+    text = Page(report.html(runs=runs)).id("training").text
+    epsilon, delta = (sum(getattr(r.statement, f) for r in runs) for f in ("epsilon", "delta"))
+    assert f"costs their sum, ({rounded_up(epsilon)}, {rounded_up(delta, 3)}) for all 3" in text
+    assert ("All runs spent the same" in text) is same
+    alone = Page(report.html(runs=runs[:1])).id("training").text
+    assert "their sum" not in alone
+
+
 def test_the_lower_bound_is_drawn_only_where_it_is_proven():
     for name, proven in (("bound", True), ("certified", True), ("poisson", False)):
         page = Page(shown(f"plan, {name}"))
@@ -385,7 +442,7 @@ def test_spending_is_recorded_or_certified():
     assert "The runs recorded these values" in shown("runs, certified")
     # Bins of DP-SGD are priced with no draws.
     both = shown("runs, certified")
-    assert "Each point of “Correlated” is an upper bound certified by sampling" in both
+    assert "Each point of “Correlated” is a proven upper bound (that of the whole run is" in both
     assert "each point of “DP-SGD” is a proven upper bound" in both
     kinds = "Each point of “Correlated” is a proven upper bound; each point of “DP-SGD” is exact."
     assert kinds in shown("runs")
@@ -426,6 +483,23 @@ def test_what_a_stopped_run_spent_can_be_recomputed_from_the_file(tmp_path, monk
     whole, stopped = map(float, printed.getvalue().split())
     assert whole == pytest.approx(run.plan.epsilon, rel=1e-9)
     assert stopped == run.statement.epsilon
+
+
+def test_what_a_part_of_a_certified_run_spent_is_recomputed_with_no_draws(tmp_path, monkeypatch):
+    """The engine states a bound there, where ``Calibration.spent`` would certify another number."""
+    plan = pages.certified()
+    run = pages.run(plan, "Stopped", 0.9, epochs=1)
+    c, steps = plan.calibration, run.statement.steps_taken
+    assert steps < plan.num_steps
+    spent = c.sampling.epsilon(c.mechanism, c.participation, c.noise_multiplier, c.delta, steps)
+    stated = replace(run.statement, epsilon=spent, kind="bound")
+    code = lines(Evidence.of(None, [replace(run, statement=stated)])).splitlines()
+    report.write(tmp_path / "report.html", plan)
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec("\n".join([*code[:4], code[-1]]), {})
+    assert float(printed.getvalue()) == pytest.approx(spent, rel=0.06)  # where searches end
+    assert f"# was {spent!r}" in code[-1]
 
 
 def test_bad_input_is_refused(tmp_path):
@@ -535,5 +609,5 @@ def test_without_markupsafe_the_extra_is_named():
     last = found.stderr.strip().splitlines()[-1]
     assert last == (
         "ModuleNotFoundError: markupsafe is needed and not installed: "
-        "pip install 'corrnoise[report]'"
+        "in a clone of corrnoise, pip install '.[report]'"
     )

@@ -268,6 +268,68 @@ def test_a_sampling_is_a_value():
     assert [s for s in cn.samplings.names() if cn.samplings.get(s).partial_epoch] == ["fixed"]
 
 
+TAKES_PART = {
+    "fixed": "at most 5 times (k), at least 6 steps (b) apart",
+    "balls-in-bins": "in a random one of the first 6 steps (b) and in every b-th step after it, "
+    "so at most 5 times (k)",
+    "poisson": "in each step with probability 1/6 (1/b), any number of times",
+    "random-allocation": "at most once in each epoch of 6 steps (b), in a random one that is drawn "
+    "afresh, so at most 5 times (k), with no least distance",
+    "cyclic-poisson": "in every p-th step from a random one of the first 2 steps (p) on, each time "
+    "with probability 2/6 (p/b), so at most 14 times",
+}
+
+
+@pytest.mark.parametrize("name", cn.samplings.names())
+def test_what_a_statement_says_of_participation_holds_for_the_batches(name):
+    n, b, size = 27, 6, 2000
+    groups = 2 if name == "cyclic-poisson" else 1
+    part, how = cn.Participation(n, b, 5), cn.samplings.get(name)
+    mechanism = cn.mechanisms.bsr(cn.workloads.prefix_sum(n), num_bands=groups)
+    words = how.takes_part(mechanism, part)
+    assert words == TAKES_PART[name]
+    found = batches(size, n, b, name, num_groups=groups)
+    taken = np.zeros((n, size), bool)
+    for step in range(n):
+        taken[step, found.indices(step)] = True
+    times = taken.sum(axis=0)
+    gaps = [np.diff(np.flatnonzero(column)).min(initial=n) for column in taken.T]
+    # k and b are stated where the batches keep to them, and nowhere else.
+    assert (times.max() <= 5) == ("at most 5 times (k)" in words)
+    assert (min(gaps) >= b) == ("(b) apart" in words or "every b-th step" in words)
+    if name == "cyclic-poisson":
+        assert min(gaps) >= groups
+        assert times.max() <= 14
+    assert how.by_sensitivity == (name == "fixed")
+
+
+def test_a_single_participation_has_no_distance():
+    part = cn.Participation(6, 6, 1)
+    mechanism = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(6))
+    for name in ("fixed", "balls-in-bins", "random-allocation"):
+        words = cn.samplings.get(name).takes_part(mechanism, part)
+        assert "apart" not in words
+        assert "1 times" not in words
+    assert cn.Participation(3, 1, 3).words == "at most 3 times (k), at least 1 step (b) apart"
+
+
+def test_a_new_sampling_claims_nothing_of_participation():
+    class Plain(Sampling):
+        def objection(self, mechanism, participation):
+            return ""
+
+        def delta(self, mechanism, participation, noise_multiplier, epsilon, num_steps):
+            return 1.0
+
+        def batches(self, num_examples, participation, mechanism, key, *, shuffled=False):
+            raise NotImplementedError
+
+    part = cn.Participation(6, 3, 2)
+    mechanism = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(6))
+    assert Plain().takes_part(mechanism, part) == "as its batches are drawn"
+    assert not Plain().by_sensitivity
+
+
 @pytest.mark.parametrize("name", cn.samplings.names())
 def test_a_name_and_its_object_give_the_same_price(name):
     part = cn.Participation(24, 6, 4)

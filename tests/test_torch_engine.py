@@ -332,7 +332,8 @@ def test_the_statement_says_what_a_reviewer_needs():
         "one example",
         "one example against an empty one; the number of examples is public",
         "7 of 18 released",
-        "at most 3 times (k), at least 6 steps (b) apart",
+        "in a random one of the first 6 steps (b) and in every b-th step after it, so at most 3 "
+        "times (k)",
         "balls-in-bins",
         "60 examples, 10 expected in a batch",
         "Clip norm",

@@ -56,7 +56,9 @@ def fraction(name: str, value: object, remedy: str = "") -> float:
 
 def number(name: str, value: object, low: float, *, open_low: bool = False) -> float:
     """Return ``value`` as a finite float of at least (or above) ``low``, or raise."""
-    rule = f"a finite number {'above' if open_low else 'at least'} {low:g}"
+    rule = "a finite number"
+    if low > -math.inf:
+        rule += f" {'above' if open_low else 'at least'} {low:g}"
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{name} must be {rule}, got {quoted(value)}")
     found = _float(value)

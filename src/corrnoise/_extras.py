@@ -46,8 +46,13 @@ def explained(missing: ModuleNotFoundError) -> ModuleNotFoundError:
     if name not in EXTRAS:
         return missing
     return ModuleNotFoundError(
-        f"{name} is needed and not installed: pip install 'corrnoise[{EXTRAS[name]}]'", name=name
+        f"{name} is needed and not installed: {install(EXTRAS[name])}", name=name
     )
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra, which works in a clone: the package is on no registry."""
+    return f"in a clone of corrnoise, pip install '.[{extra}]'"
 
 
 @functools.cache

@@ -43,6 +43,22 @@ class Participation:
             object.__setattr__(self, name, value)
 
     @property
+    def words(self) -> str:
+        """How often one example takes part, in words.
+
+        >>> Participation(980, 98, 10).words, Participation(5, 5, 1).words
+        ('at most 10 times (k), at least 98 steps (b) apart', 'at most once (k)')
+        """
+        if self.max_participations == 1:
+            return "at most once (k)"
+        return f"{self.most}, at least {counted(self.min_sep, 'step')} (b) apart"
+
+    @property
+    def most(self) -> str:
+        """The most steps that one example takes part in, in words."""
+        return f"at most {counted(self.max_participations, 'time')} (k)"
+
+    @property
     def pattern(self) -> npt.NDArray[np.int64]:
         """The earliest pattern 0, b, 2b, …, (k-1)b, the worst one for most mechanisms."""
         return np.arange(self.max_participations, dtype=np.int64) * self.min_sep
@@ -64,3 +80,12 @@ class Participation:
         """The inverse of ``to_dict``; raises a ``ValueError`` that names what is wrong."""
         names = ("num_steps", "min_sep", "max_participations")
         return Participation(**checks.fields("participation", data, names))
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "step"), counted(12, "step")
+    ('1 step', '12 steps')
+    """
+    return f"{count} {noun}" + "s" * (count != 1)

@@ -10,7 +10,7 @@ from torch import nn
 
 from corrnoise import _checks as checks
 
-MODELS = ("linear", "mlp", "convnet")
+MODELS = ("auto", "linear", "mlp", "convnet")
 
 
 def build(name: str, shape: Sequence[int], num_classes: int, *, seed: int = 0) -> nn.Module:
@@ -27,10 +27,16 @@ def build(name: str, shape: Sequence[int], num_classes: int, *, seed: int = 0) -
     >>> sum(p.numel() for p in build("convnet", (3, 32, 32), 10).parameters())
     307498
     """
+    checks.choice("model", name, MODELS)
     if name == "auto":
         name = "convnet" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
-    checks.choice("model", name, MODELS)
-    torch.manual_seed(seed)
+    # The caller's generator stays as it is: the seed is for these weights alone.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return _build(name, shape, num_classes)
+
+
+def _build(name: str, shape: Sequence[int], num_classes: int) -> nn.Module:
     size = math.prod(shape)
     if name == "linear":
         return nn.Sequential(nn.Flatten(), nn.Linear(size, num_classes))

@@ -17,7 +17,7 @@ from corrnoise.noise import Key, Scheme
 from corrnoise.noise.filtering.filters import Filter
 from corrnoise.noise.filtering.scheme import choose
 from corrnoise.noise.generator.stream import check_rounds
-from corrnoise.participation import Participation
+from corrnoise.participation import Participation, counted
 from corrnoise.samplings import Batches, Calibration, Sampling
 from corrnoise.samplings import get as get_sampling
 
@@ -277,20 +277,20 @@ class Plan:
     def summary(self) -> str:
         """What the plan guarantees and costs, and what would be better, in a few lines."""
         c, scheme = self.calibration, self.scheme
-        k, b = self.participation.max_participations, self.participation.min_sep
         kept = scheme.num_vectors
-        state = f"{kept} model-sized vectors kept" if kept else "no state"
+        state = f"{counted(kept, 'model-sized vector')} kept" if kept else "no state"
+        draws = "draw" if scheme.draws_per_step == 1 else "draws"
         if kept and self.num_parameters:
             state += f" ({scheme.state_bytes(self.num_parameters) / 2**20:,.1f} MiB)"
         budget = f"({rounded_up(c.epsilon)}, {rounded_up(c.delta, 3)})"
         lines = [
             f"mechanism   {self.mechanism!r}",
             f"privacy     {budget}-DP, {c.assurance}; unit: one {c.unit}, {c.neighbours}",
-            f"sampling    {c.sampling}: {self.num_steps} steps, each example at most {k} times, "
-            f"{b} steps apart; {self.expected_batch:.4g} of {self.num_examples:,} examples "
-            "expected in a batch",
+            f"sampling    {c.sampling}: {counted(self.num_steps, 'step')}, each example "
+            f"{c.sampling.takes_part(c.mechanism, c.participation)}; {self.expected_batch:.4g} of "
+            f"{self.num_examples:,} examples expected in a batch",
             f"noise       multiplier {rounded_up(c.noise_multiplier)}; {scheme.kind}, "
-            f"{scheme.draws_per_step:g} draws a step, {state}",
+            f"{scheme.draws_per_step:g} {draws} a step, {state}",
             f"error       {self.error:.4g} per unit of clip norm",
         ]
         if self.lower_bound is not None:

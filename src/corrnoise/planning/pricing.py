@@ -14,7 +14,7 @@ from corrnoise.mechanisms.square_root import MOST_BANDS
 from corrnoise.noise import Scheme
 from corrnoise.noise.filtering import scheme as _scheme
 from corrnoise.noise.filtering.filters import Filter
-from corrnoise.participation import Participation
+from corrnoise.participation import Participation, counted
 from corrnoise.planning.plans import Alternative
 from corrnoise.samplings import Calibration, Sampling
 
@@ -156,7 +156,8 @@ class Pricing:
     def _excess(self, scheme: Scheme) -> str:
         """Why a scheme is beyond the limits of the plan; "" where it is not."""
         if self.memory is not None and scheme.num_vectors > self.memory:
-            return f"needs {scheme.num_vectors} vectors of memory, the plan allows {self.memory:g}"
+            needed = counted(scheme.num_vectors, "vector")
+            return f"needs {needed} of memory, the plan allows {self.memory:g}"
         if not self.asked and scheme.draws_per_step > MOST_BANDS:
             return f"makes {scheme.draws_per_step:g} draws a step; ask for it by num_bands"
         return ""

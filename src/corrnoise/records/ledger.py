@@ -33,6 +33,17 @@ from corrnoise import _files, _formats
 
 _CODE = 32  # hex digits
 _START = b'{"corrnoise": "ledger", '  # of every header
+_LONGEST = 60  # characters of a value in a message
+
+
+class _Missing:
+    """Stands for a field that an object does not have; ``None`` is a value."""
+
+    def __repr__(self) -> str:
+        return "missing"
+
+
+_MISSING = _Missing()
 
 
 class Ledger:
@@ -266,9 +277,10 @@ class Ledger:
 
     def _check_header(self, path: Path, found: dict[str, Any]) -> None:
         different = [
-            f"{name} (was {_short(found.get(name))}, is {_short(value)})"
+            line
             for name, value in self.header.items()
-            if found.get(name) != value and name != "run_id"
+            if name != "run_id"
+            for line in _differences(name, found.get(name), value)
         ]
         if different:
             raise ValueError(
@@ -334,9 +346,34 @@ def _entry(line: bytes, path: Path, number: int) -> dict[str, Any]:
     return found
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+def _differences(name: str, was: Any, now: Any) -> list[str]:
+    """In which fields two values differ, and how; fields of objects are named by their path."""
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        keys = dict.fromkeys([*was, *now])
+        return [
+            line
+            for key in keys
+            for line in _differences(
+                f"{name}.{key}", was.get(key, _MISSING), now.get(key, _MISSING)
+            )
+        ]
+    if was == now:
+        return []
+    before, after = repr(was), repr(now)
+    first = next(
+        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b),
+        min(len(before), len(after)),
+    )
+    return [f"{name} (was {_around(before, first)}, is {_around(after, first)})"]
+
+
+def _around(text: str, first: int) -> str:
+    """A text, or where it is long what is around the first character that differs."""
+    if len(text) <= _LONGEST:
+        return text
+    start = max(0, first - _LONGEST // 3)
+    part = text[start : start + _LONGEST]
+    return "…" * (start > 0) + part + "…" * (start + _LONGEST < len(text))
 
 
 _OPEN: weakref.WeakSet[Ledger] = weakref.WeakSet()

@@ -37,13 +37,17 @@ class Statement:
         expected_batch: the expected number of examples in a batch.
         divisor: what sums of gradients are divided by.
         publishes: what leaves the process: every step, or checkpoints alone.
-        sensitivity: of the strategy matrix, and whether it is exact.
+        min_sep: b of the plan; what holds for an example is ``participation``.
+        max_participations: k of the plan, likewise.
+        sensitivity: of the strategy matrix for b and k, and whether it is exact.
         versions: of the software that made the numbers.
         num_parameters: the length of the noise; ``None`` where it is not known, or where the
             normals are not those of the stream.
         truncation: what the largest radius of the normals adds to δ at most, (1 + e^ε)·τ as in
             ``docs/noise-stream.md``; ``None`` where there is none.
         exact_release: whether sums and releases had no rounding, as in secure mode.
+        participation: how often one example takes part, in words; "" in older files.
+        by_sensitivity: whether ε follows from ``sensitivity``.
     """
 
     epsilon: float
@@ -76,6 +80,8 @@ class Statement:
     num_parameters: int | None = None
     truncation: float | None = None
     exact_release: bool = False
+    participation: str = ""
+    by_sensitivity: bool = False
 
     @staticmethod
     def of(
@@ -148,6 +154,8 @@ class Statement:
             num_parameters=num_parameters,
             truncation=beyond,
             exact_release=exact_release,
+            participation=what.sampling.takes_part(plan.mechanism, part),
+            by_sensitivity=what.sampling.by_sensitivity,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,11 +221,7 @@ class Statement:
             ("Unit", f"one {self.unit}; neighbouring datasets: {self.neighbours}"),
             ("ε is", self.assurance),
             *course,
-            (
-                "Participation",
-                f"at most {self.max_participations} times (k), at least {self.min_sep} steps (b) "
-                "apart",
-            ),
+            ("Participation", self.participation),
             ("Sampling", self.sampling),
             (
                 "Dataset",
@@ -225,11 +229,7 @@ class Statement:
                 f"sums of gradients are divided by {self.divisor}",
             ),
             ("Mechanism", self.mechanism),
-            (
-                "Sensitivity of C",
-                f"{rounded_up(self.sensitivity, 6)}, "
-                f"{'exact' if self.sensitivity_exact else 'upper bound'}",
-            ),
+            ("Sensitivity of C", self._sensitivity),
             ("Clip norm", "left to the run" if self.clip_norm is None else f"{self.clip_norm:g}"),
             ("Noise", f"standard deviation {rounded_up(self.noise_multiplier, 6)} × clip norm"),
             ("Noise source", self.noise_source),
@@ -268,7 +268,15 @@ class Statement:
         if self.run_id:
             rows.append(("Run", self.run_id))
         rows.append(("Versions", ", ".join(f"{k} {v}" for k, v in self.versions.items())))
-        return rows
+        return [(name, value) for name, value in rows if value]
+
+    @property
+    def _sensitivity(self) -> str:
+        """The sensitivity in words; "" where ε does not follow from it."""
+        if not self.by_sensitivity:
+            return ""
+        kind = "exact" if self.sensitivity_exact else "upper bound"
+        return f"{rounded_up(self.sensitivity, 6)}, {kind}"
 
     def to_text(self) -> str:
         """One page for a person."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
-from corrnoise import mechanisms
+from corrnoise import mechanisms, samplings
 from corrnoise.mechanisms import Mechanism
 from corrnoise.planning import Alternative, Plan
 from corrnoise.records import Run, Statement
-from corrnoise.samplings import Calibration, calibrate
+from corrnoise.samplings import Calibration, Sampling
 
 Array = npt.NDArray[np.float64]
 
@@ -29,6 +30,7 @@ class StepError:
         label: of the mechanism or its run.
         color: of its curves on the page.
         independent: whether its noise is independent in every step: DP-SGD.
+        sampling: the name of how its batches are drawn.
         noise_multiplier: σ.
         kind: "exact", "bound", "certified" or "estimate": what σ is.
         steps: root of the expected squared error of each step.
@@ -39,6 +41,7 @@ class StepError:
     label: str
     color: int
     independent: bool
+    sampling: str
     noise_multiplier: float
     kind: str
     steps: Array
@@ -71,7 +74,8 @@ class Evidence:
         plan: the plan, or the first run's.
         runs: the run that the page is about, and those that it is compared with.
         statement: of the first run, or of the plan.
-        errors: of the plan's mechanism, of comparable runs, and of DP-SGD.
+        errors: of the plan's mechanism, of comparable runs, and of DP-SGD where a better one is
+            known than theirs.
         spending: ε against steps, one for each run or one for the plan.
         recorded: whether the runs recorded their spending; else it was computed for the page.
         lower_bound: of the mean error; ``None`` where none is known.
@@ -121,10 +125,13 @@ class Evidence:
 
     @property
     def baseline(self) -> StepError | None:
-        """DP-SGD at the same budget; ``None`` where the plan's own mechanism is DP-SGD."""
+        """The best DP-SGD at the same budget, whichever batches it has.
+
+        ``None`` where the plan's own mechanism is DP-SGD.
+        """
         if self.errors[0].independent:
             return None
-        return next((e for e in self.errors[1:] if e.independent), None)
+        return min((e for e in self.errors[1:] if e.independent), key=_mean, default=None)
 
 
 def family_label(name: str) -> str:
@@ -142,6 +149,15 @@ def dp_sgd(plan: Plan) -> Mechanism:
     return mechanisms.dp_sgd(plan.mechanism.workload)
 
 
+def with_batches(label: str, sampling: str, plan: Plan) -> str:
+    """A label, with the batches where they are not the plan's."""
+    return label if sampling == plan.sampling.name else f"{label}, {sampling}"
+
+
+def _mean(error: StepError) -> float:
+    return error.mean
+
+
 def _lower_bound(plan: Plan) -> float | None:
     """The plan's own, or that of a plan that was made by hand."""
     if plan.lower_bound is not None:
@@ -152,54 +168,94 @@ def _lower_bound(plan: Plan) -> float | None:
 
 def _errors(plan: Plan, runs: Sequence[Run]) -> list[StepError]:
     c = plan.calibration
-    label = runs[0].label if runs else family_label(c.mechanism.name)
-    found = [_error(label, 0, c.mechanism, c.noise_multiplier, c.kind)]
+    found = [_error(runs[0].label if runs else family_label(c.mechanism.name), 0, c)]
     for color, run in enumerate(runs[1:], start=1):
-        other = run.plan.calibration
-        if _comparable(c, other):
-            found.append(
-                _error(run.label, color, other.mechanism, other.noise_multiplier, other.kind)
-            )
-    if not any(e.independent for e in found):
-        found.append(_independent(plan, max(1, len(runs))))
-    return found
+        if _comparable(c, run.plan.calibration):
+            found.append(_error(run.label, color, run.plan.calibration))
+    if found[0].independent:
+        return found
+    ran = [e for e in found if e.independent]
+    known = _independent(plan, {e.sampling for e in ran}, max(1, len(runs)))
+    best = min([*ran, *known], key=_mean)
+    return found if any(best is e for e in ran) else [*found, best]
 
 
 def _comparable(one: Calibration, other: Calibration) -> bool:
-    """Whether two errors are of the same task at the same budget."""
+    """Whether two errors are of the same task at the same budget, with batches of one size."""
     return (one.mechanism.workload, one.participation, one.epsilon, one.delta) == (
         other.mechanism.workload,
         other.participation,
         other.epsilon,
         other.delta,
-    ) and one.sampling == other.sampling
+    ) and _rate(one.sampling, one) == _rate(other.sampling, one)
 
 
-def _independent(plan: Plan, color: int) -> StepError:
-    """DP-SGD at the plan's budget: with the best sampling of the plan, or priced here."""
-    c, mechanism = plan.calibration, dp_sgd(plan)
+def _rate(sampling: Sampling, calibration: Calibration) -> Fraction:
+    return sampling.rate(calibration.participation)
+
+
+def _independent(plan: Plan, ran: Collection[str], color: int) -> list[StepError]:
+    """DP-SGD at the plan's budget with batches that no run has: of the plan, and priced here."""
+    mechanism = dp_sgd(plan)
+    known = {
+        a.sampling: (a.noise_multiplier, a.kind)
+        for a in reversed(plan.alternatives)  # so that the least of each sampling stays
+        if a.name == mechanism.name and a.noise_multiplier is not None and a.kind is not None
+    }
+    for how in _as_secret(plan, mechanism):
+        if how.name not in known and how.name not in ran:
+            found = _calibrated(plan, mechanism, how)
+            known[how.name] = found.noise_multiplier, found.kind
     label = mechanisms.shown(mechanism)
-    for a in plan.alternatives:
-        if a.name == mechanism.name and a.noise_multiplier is not None and a.kind is not None:
-            if a.sampling != c.sampling.name:
-                label += f", {a.sampling}"
-            return _error(label, color, mechanism, a.noise_multiplier, a.kind)
-    found = calibrate(
+    return [
+        _step_error(with_batches(label, name, plan), color, mechanism, name, noise, kind)
+        for name, (noise, kind) in known.items()
+        if name not in ran
+    ]
+
+
+def _as_secret(plan: Plan, mechanism: Mechanism) -> list[Sampling]:
+    """The samplings that DP-SGD could take in place of the plan's, and that are priced quickly.
+
+    Where batches may be secret, DP-SGD need not have those of the plan. Where they may be public,
+    it has the plan's.
+    """
+    c = plan.calibration
+    quick = [
+        how
+        for how in map(samplings.get, samplings.names())
+        if how.secret
+        and not how.slow
+        and not how.objection(mechanism, c.participation)
+        and _rate(how, c) == _rate(c.sampling, c)
+    ]
+    return quick if c.sampling.secret and quick else [c.sampling]
+
+
+def _calibrated(plan: Plan, mechanism: Mechanism, sampling: Sampling) -> Calibration:
+    c = plan.calibration
+    return samplings.calibrate(
         mechanism,
         c.participation,
         epsilon=c.epsilon,
         delta=c.delta,
-        sampling=c.sampling,
+        sampling=sampling,
         samples=FEW_DRAWS,
     )
-    return _error(label, color, mechanism, found.noise_multiplier, found.kind)
 
 
-def _error(label: str, color: int, mechanism: Mechanism, noise: float, kind: str) -> StepError:
+def _error(label: str, color: int, c: Calibration) -> StepError:
+    return _step_error(label, color, c.mechanism, c.sampling.name, c.noise_multiplier, c.kind)
+
+
+def _step_error(
+    label: str, color: int, mechanism: Mechanism, sampling: str, noise: float, kind: str
+) -> StepError:
     return StepError(
         label=label,
         color=color,
         independent=mechanism.independent,
+        sampling=sampling,
         noise_multiplier=noise,
         kind=kind,
         steps=noise * mechanism.decoder_norms,

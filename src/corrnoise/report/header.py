@@ -113,7 +113,7 @@ def _tiles(evidence: Evidence) -> list[Markup]:
     ours, baseline = evidence.errors[0], evidence.baseline
     if baseline:
         against = f"{number(ours.mean, 3)} against {number(baseline.mean, 3)}"
-        note = f"than DP-SGD at the same budget ({against})"
+        note = f"than DP-SGD with {baseline.sampling} batches at the same budget ({against})"
         tiles.append(_tile("Error", _ratio(baseline.mean / ours.mean), note))
     else:
         note = "mean over the steps, per unit of clip norm"

@@ -22,6 +22,7 @@ def error(evidence: Evidence) -> Markup:
     rows = [
         [
             swatch(hue(e.color), e.label),
+            e.sampling,
             rounded_up(e.noise_multiplier),
             e.kind,
             number(e.mean),
@@ -30,12 +31,14 @@ def error(evidence: Evidence) -> Markup:
         for e in evidence.errors
     ]
     if evidence.lower_bound is not None:
-        rows.append(["Lower bound", "", "", number(evidence.lower_bound), ""])
+        rows.append(
+            ["Lower bound", evidence.plan.sampling.name, "", "", number(evidence.lower_bound), ""]
+        )
     values = table(
         "Noise multiplier and error at the same budget",
-        ["Mechanism", "Noise", "Noise is", "Mean error", "Last step"],
+        ["Mechanism", "Sampling", "Noise", "Noise is", "Mean error", "Last step"],
         rows,
-        numeric=(1, 3, 4),
+        numeric=(2, 4, 5),
         strong=0,
     )
     words = [
@@ -63,7 +66,10 @@ def _about_baseline(evidence: Evidence) -> Iterator[str]:
     if baseline is None:
         return
     ratio = baseline.mean / ours.mean
-    words = f"Over all steps, independent noise (DP-SGD) has {number(ratio, 3)} times the error"
+    words = (
+        f"Over all steps, independent noise (DP-SGD) with {baseline.sampling} batches has "
+        f"{number(ratio, 3)} times the error"
+    )
     if ratio > 1.0 and baseline.noise_multiplier < ours.noise_multiplier:
         words += ": its noise multiplier is smaller, but no later noise cancels its noise"
     yield words + "."

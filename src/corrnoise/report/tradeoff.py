@@ -11,7 +11,7 @@ from corrnoise import mechanisms
 from corrnoise.noise import Scheme
 from corrnoise.noise.filtering import scheme as _scheme
 from corrnoise.noise.filtering.filters import Filter
-from corrnoise.report.evidence import Evidence, alternative_label, dp_sgd
+from corrnoise.report.evidence import Evidence, alternative_label, dp_sgd, with_batches
 from corrnoise.report.kit import charts
 from corrnoise.report.kit.axes import Frame, counts, logarithmic
 from corrnoise.report.kit.charts import Box, Point, hue
@@ -91,7 +91,8 @@ def _others(evidence: Evidence) -> list[Point]:
     cap = _cap(evidence)
     points: list[Point] = []
     if baseline:
-        name, color = mechanisms.shown(independent), hue(baseline.color)
+        name = with_batches(mechanisms.shown(independent), baseline.sampling, plan)
+        color = hue(baseline.color)
         points.append(_point(name, 0, baseline.mean, 1.0, color, cap=cap))
     others = [a for a in plan.shown if a is not plan.chosen and a.name != independent.name]
     best = {a.name: a for a in reversed(others) if a.error is not None}

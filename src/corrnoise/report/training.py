@@ -110,12 +110,24 @@ def _records(evidence: Evidence) -> Markup | None:
 def _same_budget(evidence: Evidence) -> str:
     budgets = {(run.statement.epsilon, run.statement.delta) for run in evidence.runs}
     if len(budgets) > 1:
-        return "The runs did not spend the same (ε, δ); the table shows what each run spent."
+        words = "The runs did not spend the same (ε, δ); the table shows what each run spent."
+        return f"{words} {_sum(evidence)}"
     samplings = {run.plan.sampling for run in evidence.runs}
     also = "" if len(samplings) == 1 else ", but their batches were sampled in different ways"
     return (
-        f"All runs spent the same (ε, δ){also}. Each curve is a single run; other seeds give other "
-        "curves."
+        f"All runs spent the same (ε, δ){also}. {_sum(evidence)} Each curve is a single run; other "
+        "seeds give other curves."
+    )
+
+
+def _sum(evidence: Evidence) -> str:
+    """What all runs cost together."""
+    spent = [run.statement for run in evidence.runs]
+    epsilon = rounded_up(sum(s.epsilon for s in spent))
+    delta = rounded_up(min(1.0, sum(s.delta for s in spent)), 3)
+    return (
+        f"Each (ε, δ) is that of one run alone: what is published of several runs on the same data "
+        f"costs their sum, ({epsilon}, {delta}) for all {len(spent)}."
     )
 
 

@@ -16,7 +16,7 @@ from corrnoise.bounds import lower_bound
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
-from corrnoise.participation import Participation
+from corrnoise.participation import Participation, counted
 from corrnoise.samplings.batches import Batches, random_words
 from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.sampling import Array, Sampling, by_batch, delta_rounded_up
@@ -63,6 +63,13 @@ class BallsInBins(Sampling):
     def objection(self, mechanism: Mechanism, participation: Participation) -> str:
         """C must have no negative entry, and every bin must be used in every round."""
         return bins.objection(mechanism.least_entry, participation)
+
+    def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
+        """Its bin in every epoch."""
+        first = f"in a random one of the first {counted(participation.min_sep, 'step')} (b)"
+        if participation.max_participations == 1:
+            return first
+        return f"{first} and in every b-th step after it, so {participation.most}"
 
     def delta(
         self,

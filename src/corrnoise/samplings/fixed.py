@@ -37,6 +37,7 @@ class Fixed(Sampling):
     accountant: ClassVar[str] = "analytic Gaussian mechanism on the sensitivity of C"
     secret: ClassVar[bool] = False
     partial_epoch: ClassVar[bool] = True
+    by_sensitivity: ClassVar[bool] = True
     about_least_error: ClassVar[str] = (
         "It holds for fixed batches; with amplification by sampling the error can be lower."
     )
@@ -44,6 +45,10 @@ class Fixed(Sampling):
     def objection(self, mechanism: Mechanism, participation: Participation) -> str:
         """There is no objection: any order with separation b is covered."""
         return ""
+
+    def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
+        """At most k times, at least b steps apart: what the sensitivity assumes."""
+        return participation.words
 
     def kind(self, mechanism: Mechanism, participation: Participation) -> Literal["exact", "bound"]:
         """Exact where the sensitivity is exact, else a bound."""

@@ -22,7 +22,7 @@ from corrnoise.accounting import composed, poisson
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
-from corrnoise.participation import Participation
+from corrnoise.participation import Participation, counted
 from corrnoise.samplings.batches import Batches, Indices, random_words
 from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.sampling import Array, Sampling, by_step, require
@@ -53,6 +53,15 @@ class CyclicPoisson(Sampling):
         if mechanism.strategy_bands > b:
             return f"C has {mechanism.strategy_bands} bands, more than min_sep={b}"
         return ""
+
+    def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
+        """In steps of its group, p apart, each by a draw of its own."""
+        b, p = participation.min_sep, mechanism.strategy_bands
+        first, most = counted(p, "step"), counted(-(-participation.num_steps // p), "time")
+        return (
+            f"in every p-th step from a random one of the first {first} (p) on, each time with "
+            f"probability {p}/{b} (p/b), so at most {most}"
+        )
 
     def delta(
         self,
@@ -146,6 +155,10 @@ class Poisson(CyclicPoisson):
         if not mechanism.toeplitz or mechanism.strategy_bands > 1:
             return "C correlates the noise of different steps"
         return ""
+
+    def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
+        """In any step, by a draw of its own."""
+        return f"in each step with probability 1/{participation.min_sep} (1/b), any number of times"
 
 
 def _steps(

@@ -14,7 +14,7 @@ from corrnoise.accounting import composed
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
-from corrnoise.participation import Participation
+from corrnoise.participation import Participation, counted
 from corrnoise.samplings.batches import Batches, Indices, random_words
 from corrnoise.samplings.sampling import Array, Sampling, by_step
 
@@ -46,6 +46,16 @@ class RandomAllocation(Sampling):
         if k != -(-n // b):
             return f"{n} steps have {-(-n // b)} epochs, but max_participations is {k}"
         return ""
+
+    def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
+        """Once an epoch, with no least distance between two epochs."""
+        epoch = counted(participation.min_sep, "step")
+        if participation.max_participations == 1:
+            return f"at most once (k), in a random one of {epoch} (b)"
+        return (
+            f"at most once in each epoch of {epoch} (b), in a random one that is drawn afresh, so "
+            f"{participation.most}, with no least distance"
+        )
 
     def delta(
         self,

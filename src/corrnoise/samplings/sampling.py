@@ -61,6 +61,8 @@ class Sampling(ABC):
     slow: ClassVar[bool] = False
     # Whether a run may be shorter than an epoch.
     partial_epoch: ClassVar[bool] = False
+    # Whether prices follow from the sensitivity of C, which a statement then has.
+    by_sensitivity: ClassVar[bool] = False
     # A sentence for a report on what ``least_error`` assumes, where there is one.
     about_least_error: ClassVar[str] = ""
 
@@ -69,6 +71,14 @@ class Sampling(ABC):
     @abstractmethod
     def objection(self, mechanism: Mechanism, participation: Participation) -> str:
         """Why this sampling has no valid analysis for a mechanism; "" where it has one."""
+
+    def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
+        """How often one example takes part, in words that follow "each example" in a statement.
+
+        They must hold for the batches of this sampling. ``participation.words`` hold for batches
+        that repeat every b steps, and for no others.
+        """
+        return "as its batches are drawn"
 
     # Privacy cost.
 

@@ -95,9 +95,11 @@ def _warn(loader: DataLoader[Any], plan: Plan, *, fresh: bool) -> None:
             "PrivacyEngine for the same batches again, or sampling='fixed'"
         )
     if fresh and torch.initial_seed() < _WRITTEN:
-        what = "the noise or the random batches" if plan.sampling.secret else "the noise"
+        what = "the noise of a private run, which comes"
+        if plan.sampling.secret:
+            what = "the noise or the random batches of a private run, which come"
         _say(
-            f"torch.manual_seed does not fix {what} of a private run, which come from a secret "
+            f"torch.manual_seed does not fix {what} from a secret "
             "key of the operating system; pass key= to PrivacyEngine, a Key or a path, for the "
             "same run again"
         )

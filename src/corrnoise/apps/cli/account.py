@@ -10,6 +10,7 @@ from corrnoise import _checks as checks
 from corrnoise import mechanisms, samplings
 from corrnoise.apps.cli import options
 from corrnoise.mechanisms.registry import Size
+from corrnoise.participation import counted
 
 if TYPE_CHECKING:
     from corrnoise.samplings import Calibration
@@ -101,6 +102,7 @@ def account(
                 seed=seed,
                 progress=progress,
             )
+    terminal.warn_of_delta(found.delta, num_examples)
     if as_json:
         terminal.print_json({"error": found.error, **found.to_dict()})
     else:
@@ -116,14 +118,18 @@ def _size(mechanism: str, num_bands: str | None, num_buffers: int | None) -> Siz
             f"{wrong} must be left out for {mechanism}; the size of a family is either "
             f"num-bands or num-buffers, here {right}"
         )
-    if buffered or num_bands is None:
-        return num_buffers
     if num_bands == "best":
         return "best"
+    bands = None if num_bands is None else _bands(num_bands)
+    options.check_sizes(num_bands=bands, num_buffers=num_buffers)
+    return num_buffers if buffered else bands
+
+
+def _bands(text: str) -> int:
     try:
-        return int(num_bands)
+        return int(text)
     except ValueError:
-        shown = checks.quoted(num_bands)
+        shown = checks.quoted(text)
         raise ValueError(f"num-bands must be an integer or 'best', got {shown}") from None
 
 
@@ -132,10 +138,11 @@ def _show(found: Calibration) -> None:
     from corrnoise.apps.cli import terminal
 
     part = found.participation
+    often = found.sampling.takes_part(found.mechanism, part)
     facts = {
         "mechanism": repr(found.mechanism),
-        "participation": f"{part.num_steps} steps; an example at most "
-        f"{part.max_participations} times, {part.min_sep} steps apart; {found.sampling}",
+        "participation": f"{counted(part.num_steps, 'step')}; each example {often}; "
+        f"{found.sampling}",
         "epsilon": rounded_up(found.epsilon, 6),
         "delta": rounded_up(found.delta, 6),
         "noise multiplier": rounded_up(found.noise_multiplier, 6),

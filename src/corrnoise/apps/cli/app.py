@@ -58,7 +58,8 @@ def run(args: list[str]) -> int:
     except _USAGE_ERROR as problem:
         context = getattr(problem, "ctx", None)
         path = context.command_path if context is not None else "corrnoise"
-        raise ValueError(f"{problem.format_message()} Try: {path} --help") from None  # pyright: ignore[reportAttributeAccessIssue]
+        message = problem.format_message().rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
+        raise ValueError(f"{message}. Try: {path} --help") from None
     return status if isinstance(status, int) else 0
 
 

@@ -39,6 +39,10 @@ def audit(
     from corrnoise.torch import PrivacyEngine
     from corrnoise.torch.audit import audits
 
+    if plan.is_dir():
+        raise ValueError(
+            f"plan must be a file, got the folder {plan}; give a file in it, such as run.json"
+        )
     data = checks.parsed("plan", plan.read_text(encoding="utf-8"))
     if not isinstance(data, dict):
         raise ValueError(f"plan must be a plan or a run in JSON, got another file: {plan}")

@@ -121,23 +121,49 @@ Samples = Annotated[
 Seed = Annotated[int, typer.Option(help="Of a certificate: the seed of its draws.")]
 
 
+def _memory(text: str) -> float:
+    try:
+        return math.inf if text == "none" else float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number nor 'none'.") from None
+
+
+Memory = Annotated[
+    float,
+    typer.Option(
+        parser=_memory,
+        metavar="VECTORS",
+        help="Model-sized vectors that the noise may keep; 'none' is no limit.",
+    ),
+]
+
 # The limits of a budget on the command line: beyond them no guarantee is meaningful, and accountants
 # run out of memory or digits.
 _LIMITS = {"epsilon": (1e-6, 1e4), "delta": (1e-100, 1.0), "noise_multiplier": (1e-2, 1e12)}
+# Of these, what must be below its upper limit.
+_BELOW = ("delta",)
 
 
 def check_budget(**given: float | None) -> None:
     """Raise unless ε, δ and the noise multiplier, as far as they are given, are within limits."""
     for name, value in given.items():
         if value is not None:
-            within(name, value, *_LIMITS[name])
+            within(name, value, *_LIMITS[name], below=name in _BELOW)
 
 
-def within(name: str, value: float, low: float, high: float) -> float:
-    """Return ``value`` if it is in [low, high], or raise."""
-    if not low <= checks.number(name, value, -math.inf) <= high:
-        raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value:g}")
+def within(name: str, value: float, low: float, high: float, *, below: bool = False) -> float:
+    """Return ``value`` if it is in [low, high], or in [low, high) if ``below``; else raise."""
+    if not low <= value <= high or (below and value == high):
+        end = ")" if below else "]"
+        raise ValueError(f"{name} must be in [{low:g}, {high:g}{end}, got {value:g}")
     return value
+
+
+def check_sizes(**given: int | None) -> None:
+    """Raise unless numbers of bands and buffers, as far as they are given, are positive."""
+    for name, value in given.items():
+        if value is not None:
+            checks.integer(name, value, 1)
 
 
 def families(names: list[str] | None) -> list[Family]:

@@ -12,13 +12,6 @@ from corrnoise import samplings
 from corrnoise.apps.cli import options
 
 
-def _memory(text: str) -> float:
-    try:
-        return math.inf if text == "none" else float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither a number nor 'none'.") from None
-
-
 def plan(
     num_examples: Annotated[int, typer.Option(help="Size of the dataset.")],
     batch_size: Annotated[int, typer.Option(help="Expected number of examples in a batch.")],
@@ -37,14 +30,7 @@ def plan(
     num_parameters: Annotated[
         int | None, typer.Option(help="Of the model, to show the memory in bytes.")
     ] = None,
-    memory: Annotated[
-        float,
-        typer.Option(
-            parser=_memory,
-            metavar="VECTORS",
-            help="Model-sized vectors that the noise may keep; 'none' is no limit.",
-        ),
-    ] = 0.0,
+    memory: options.Memory = 0.0,
     rounds: Annotated[int, typer.Option(help="Rounds of ChaCha: 20, 12 or 8.")] = 20,
     failure_probability: options.FailureProbability = 1e-9,
     samples: options.Samples = None,
@@ -54,11 +40,12 @@ def plan(
 ) -> None:
     """Choose the best sampling and mechanism for a budget.
 
-    They have the least expected error at the noise that (ε, δ) requires. The table has the best
-    of each sampling and everything that was considered for the chosen one. The guarantee is
-    exact, a proven bound or certified; an alternative marked "estimate" was ranked and not
-    certified. "time" is the time of the noise in a step, relative to independent noise. Printed
-    noise multipliers are rounded up, toward privacy; --json has every digit.
+    They have the least expected error at the noise that (ε, δ) requires; errors within 0.1 % count
+    as equal, and the cheaper mechanism is taken. The table has the best of each sampling and
+    everything that was considered for the chosen one. The guarantee is exact, a proven bound or
+    certified; an alternative marked "estimate" was ranked and not certified. "time" is the time of
+    the noise in a step, relative to independent noise. Printed noise multipliers are rounded up,
+    toward privacy; --json has every digit.
 
     \b
     Examples:
@@ -72,6 +59,7 @@ def plan(
 
     terminal.check_file(save)
     options.check_budget(epsilon=epsilon, delta=delta)
+    options.check_sizes(num_bands=num_bands)
     with Bar("planning") as progress:
         found = planning.plan(
             num_examples=num_examples,
@@ -94,6 +82,7 @@ def plan(
             seed=seed,
             progress=progress,
         )
+    terminal.warn_of_delta(delta, num_examples)
     if save is not None:
         _files.write(save, found.to_json() + "\n")
     if as_json:

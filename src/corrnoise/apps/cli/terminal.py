@@ -42,6 +42,17 @@ def print_text(table: str, bold: int | None = None) -> None:
     print("\n".join(lines))
 
 
+def warn_of_delta(delta: float, num_examples: int | None) -> None:
+    """Say on standard error that a δ is too large for a dataset, where that is so."""
+    if num_examples is not None and delta * num_examples >= 1.0:
+        print(
+            f"corrnoise: warning: delta={delta:g} is not below 1/{num_examples:,}, one over the "
+            "number of examples: a release that publishes an example at random has such a delta; "
+            "lower it",
+            file=sys.stderr,
+        )
+
+
 def check_file(path: Path | None) -> None:
     """Raise before a minute of work, not after it, if a file cannot be written at this path."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +19,18 @@ if TYPE_CHECKING:
 
 # What --compare trains too: DP-SGD with these batches, which is what most people do.
 _BASELINE, _BATCHES = "dp_sgd", "poisson"
+# What a plan decides, and what is called otherwise on the command line.
+_OF_A_PLAN = (
+    "epsilon", "delta", "epochs", "batch_size", "momentum", "decay", "sampling", "mechanisms",
+    "num_bands", "memory",
+)  # fmt: skip
+_SPELLED = {"mechanisms": "mechanism"}
 # The limits of learning rate and clip norm: in float32 their products must be finite.
 _LEAST, _MOST = 1e-12, 1e12
 
 
 def train(
+    context: typer.Context,
     data: Annotated[
         str,
         typer.Option(
@@ -40,6 +49,7 @@ def train(
     sampling: options.SamplingName = samplings.DRAWN,
     mechanisms: options.FamilyNames = None,
     num_bands: Annotated[int | None, typer.Option(help="p of the banded families.")] = None,
+    memory: options.Memory = 0.0,
     plan: Annotated[
         Path | None,
         typer.Option(help="Train by a plan that `corrnoise plan --save` wrote, and do not plan."),
@@ -74,7 +84,12 @@ def train(
             "is resumed."
         ),
     ] = None,
-    key: Annotated[Path | None, typer.Option(help="Key file; OUT.key by default.")] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            help="Key file; beside OUT by default, as OUT.key, or OUT-RUN.key with --compare."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     seed: Annotated[int, typer.Option(help="Of the initial weights.")] = 0,
     as_json: options.AsJson = False,
@@ -94,9 +109,12 @@ def train(
     from corrnoise.apps import datasets
     from corrnoise.apps.cli import terminal
 
+    if plan is not None:
+        _check_left_out(context)
     if compare and key is not None:
         raise ValueError("key must be left out with --compare: each of the runs has its own")
     options.check_budget(epsilon=epsilon, delta=delta)
+    options.check_sizes(num_bands=num_bands)
     options.within("clip_norm", clip_norm, _LEAST, _MOST)
     if learning_rate is not None:
         options.within("learning_rate", learning_rate, _LEAST, _MOST)
@@ -119,15 +137,17 @@ def train(
             sampling=sampling,
             mechanisms=mechanisms,
             num_bands=num_bands,
+            memory=None if memory == math.inf else memory,
         )
+    terminal.warn_of_delta(chosen.delta, chosen.num_examples)
     plans = {chosen.mechanism.name: chosen}
     if compare:
         plans |= _compared(chosen, momentum, decay)
     runs: list[Run] = []
     for name, each in plans.items():
-        place = None if out is None else out / name if compare else out
+        place, secret = (out, key) if out is None or not compare else _places(out, name)
         runs.append(
-            _train(each, found, name, model, learning_rate, clip_norm, seed, device, place, key)
+            _train(each, found, name, model, learning_rate, clip_norm, seed, device, place, secret)
         )
     if out is not None:
         _write(out, runs)
@@ -151,6 +171,26 @@ def train(
     print("\n" + runs[0].statement.to_text())
     if out is not None:
         print(f"report: {out / 'report.html'}")
+
+
+def _check_left_out(context: typer.Context) -> None:
+    """Raise if options were given that a plan of a file decides."""
+    given = [
+        f"--{_SPELLED.get(name, name).replace('_', '-')}"
+        for name in _OF_A_PLAN
+        if getattr(context.get_parameter_source(name), "name", "DEFAULT") != "DEFAULT"
+    ]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} must be left out with --plan, which decides "
+            f"{'it' if len(given) == 1 else 'them'}; make another plan with `corrnoise plan`"
+        )
+
+
+def _places(out: Path, name: str) -> tuple[Path, Path]:
+    """The folder of one of several runs, and its key: beside the whole folder, not in it."""
+    whole = Path(os.path.abspath(out))
+    return out / name, whole.with_name(f"{whole.name}-{name}.key")
 
 
 def _compared(chosen: Plan, momentum: float, decay: float) -> dict[str, Plan]:

@@ -34,6 +34,10 @@ def verify(
     from corrnoise import evidence
     from corrnoise.apps.cli import terminal
 
+    if folder.is_file():
+        raise ValueError(
+            f"folder must be the folder of a run, got the file {folder}; give {folder.parent}"
+        )
     verdict = evidence.verify(folder, keys=key or ())
     runs = evidence.runs(folder) if checklist and verdict.holds else []
     if as_json:

@@ -193,6 +193,33 @@ def test_a_later_run_takes_the_parameters_over():
     torch.optim.SGD(net.parameters(), lr=0.1).step()
 
 
+def test_an_optimizer_may_wrap_another():
+    class Lookahead(torch.optim.Optimizer):
+        """Goes half of the way that another optimizer goes."""
+
+        def __init__(self, inner):
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+
+        def step(self, closure=None):
+            params = [param for group in self.param_groups for param in group["params"]]
+            before = [param.detach().clone() for param in params]
+            self.inner.step()
+            with torch.no_grad():
+                torch._foreach_lerp_(params, before, 0.5)
+
+    found = []
+    for half in (False, True):
+        net = model()
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        before = weights(net)
+        outer = Lookahead(inner) if half else inner
+        _, _, optimizer, batches = started(net=net, optimizer=outer)
+        train(net, optimizer, batches, steps=1)
+        found.append(weights(net) - before)
+    assert torch.allclose(found[1], 0.5 * found[0], rtol=1e-4, atol=1e-6)
+
+
 def test_the_optimizer_of_a_wrapper_had_a_run_too():
     net = model()
     inside = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -70,9 +70,17 @@ def disown(params: Sequence[nn.Parameter], optimizer: Optimizer) -> None:
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if optimizer in _private or not len(_owners):
         return
-    if any(param in _owners for group in optimizer.param_groups for param in group["params"]):
-        raise ValueError(
-            "the parameters of a private run must be changed by the optimizer that make_private "
-            "returned alone, got a step of another one, whose gradients are neither clipped nor "
-            "noisy; call engine.close() when the run is over, or train a copy of the model"
-        )
+    for group in optimizer.param_groups:
+        if any(param in _owners and not _inside(group, param) for param in group["params"]):
+            raise ValueError(
+                "the parameters of a private run must be changed by the optimizer that "
+                "make_private returned alone, got a step of another one, whose gradients are "
+                "neither clipped nor noisy; call engine.close() when the run is over, or train a "
+                "copy of the model"
+            )
+
+
+def _inside(group: dict[str, Any], param: nn.Parameter) -> bool:
+    """Whether a group is one of the owner's too, which then wraps another optimizer."""
+    owner = _owners[param]()
+    return owner is not None and any(each is group for each in owner.param_groups)

@@ -416,6 +416,11 @@ def test_the_statement_of_a_part_of_a_run_is_a_bound_or_a_certificate(certified,
     assert failed(replace(drawn, epsilon=0.9999 * certificate)) == [EPSILONS]
     # The whole run is certified, and says so.
     assert "statement: every field" in failed(replace(stated, epsilon=c.epsilon))
+    # Not even where it is called a bound at an ε that is the same but for rounding.
+    almost = replace(stated, epsilon=c.epsilon * (1.0 - 1e-10), steps_taken=whole.steps_taken)
+    for statement in (almost, replace(almost, steps_taken=17)):
+        again = spending.problem(replace(run, statement=statement))
+        assert again or "statement: every field" in failed(statement)
 
 
 def test_the_exact_epsilon_of_a_part_of_a_run_is_neither_less_nor_more(trained):

@@ -239,6 +239,26 @@ def test_an_empty_batch_adds_nothing(name):
     assert norm(clipper.sums()) == 0.0
 
 
+@pytest.mark.parametrize("name", ["attention", "encoder of torch", "no handler", "lstm", "gru"])
+def test_layers_that_run_again_do_so_under_autocast(name):
+    """Their inputs are what other layers gave in bfloat16."""
+    torch.manual_seed(0)
+    model, x = MODELS[name]()
+    x = x.bfloat16().to(DEVICE)
+    params = list(model.to(DEVICE).parameters())
+
+    def losses(rows):
+        with torch.autocast(DEVICE, torch.bfloat16):
+            output = model(rows)
+        return value(output.float() if isinstance(output, torch.Tensor) else output[0].float())
+
+    wanted = clipped_sums(lambda i: losses(x[i : i + 1])[0], params, len(x), 0.5)
+    clipper = Clipper(model, params, 0.5)
+    losses(x).mean().backward()
+    got = clipper.sums()
+    assert norm(a - b for a, b in zip(wanted, got, strict=True)) <= 0.03 * norm(wanted)
+
+
 def test_reentrant_checkpoints_give_the_same_sums():
     torch.manual_seed(0)
     model, x = Recomputed(reentrant=False), torch.randn(5, 6)

@@ -36,6 +36,46 @@ def run(kind, world, folder, mechanism):
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 
 
+SHARDED = """
+import os, torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from training import private
+from corrnoise.torch import PrivacyEngine
+torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+for layer in (nn.PReLU(), nn.LayerNorm(9)):
+    net = fully_shard(nn.Sequential(nn.Linear(12, 9), layer, nn.Linear(9, 2)),
+                      mesh=init_device_mesh("cpu", (1,)))
+    try:
+        private(PrivacyEngine(), net=net, grad_sample_mode="one_pass")
+        print("taken")
+    except ValueError as refused:
+        print(refused)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_layers_that_run_again_cannot_be_sharded(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    path = str(Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED],
+        env={**os.environ, **where, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert "must have a handler, got none for '1' (PReLU)" in first
+    assert second == "taken"
+
+
 @pytest.mark.parametrize(
     ("kind", "world", "mechanism"),
     [

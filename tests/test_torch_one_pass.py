@@ -283,6 +283,35 @@ def test_a_loss_that_is_no_mean_over_examples_is_refused():
     assert engine.steps_released == 0
 
 
+RARE = torch.tensor([1.0, 9.0])  # weights of classes
+
+
+def test_a_step_function_checks_a_loss_with_its_first_piece_of_several_examples():
+    """One example has nothing to be compared with, which must not be the end of it."""
+    engine, net, *_ = start()
+    step = engine.step_function(lambda x, y: functional.cross_entropy(net(x), y.roll(1)), size=8)
+    x, y = dataset()[:8]
+    step._piece([x[:1], y[:1]])
+    with pytest.raises(ValueError, match="the loss must be the mean over the examples"):
+        step._piece([x, y])
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+def test_a_loss_of_one_example_is_not_taken_for_checked(mode):
+    engine = PrivacyEngine(key=KEY)
+    net, _, batches = private(engine, grad_sample_mode=mode)
+
+    def weighted(x, y):
+        return functional.cross_entropy(net(x), y, RARE)
+
+    x, y = next(iter(batches))
+    for count in (0, 1):
+        with pytest.raises(ValueError, match=f"at least 2 examples, got {count}"):
+            engine.check_loss(weighted, x[:count], y[:count])
+    with pytest.raises(ValueError, match="weights of classes"):
+        weighted(x, y).backward()
+
+
 def started(net, reduction="mean"):
     engine = PrivacyEngine(key=KEY)
     private(engine, net=net, grad_sample_mode="one_pass", loss_reduction=reduction)
@@ -428,7 +457,9 @@ def test_losses_are_compared_where_there_is_no_gradient():
             check_loss(
                 net, lambda x, y, _, s=start: x.square().sum() + s(), [x, y, whole], mean=True
             )
-    check_loss(net, lambda x, y: functional.cross_entropy(net(x), y), [x[:1], y[:1]], mean=True)
+    for count in (0, 1):
+        with pytest.raises(ValueError, match=f"at least 2 examples, got {count}"):
+            check_loss(net, lambda x, _: net(x).mean(), [x[:count], y[:count]], mean=True)
 
 
 @pytest.mark.parametrize("kind", ["autocast", "bfloat16", "computed again", "recurrent"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from opacus.validators.errors import UnsupportedModuleError
@@ -152,6 +154,14 @@ def test_parameters_of_a_run_are_changed_by_its_optimizer_alone(mode):
         optimizer.step()
         break
     assert engine.steps_taken == 1
+    # An optimizer keeps the groups that it is given: those of another are no sign of being inside.
+    switched = torch.optim.Adam(optimizer.param_groups)
+    wrapped.zero_grad()
+    nn.functional.cross_entropy(wrapped(x), y).backward()
+    before = weights(net)
+    with pytest.raises(ValueError, match="changed by the optimizer that make_private"):
+        switched.step()
+    assert weights(net).equal(before)
     engine.close()
     for param in net.parameters():
         param.grad = torch.ones_like(param)
@@ -159,15 +169,19 @@ def test_parameters_of_a_run_are_changed_by_its_optimizer_alone(mode):
     assert not weights(net).equal(before)
 
 
-def test_after_the_run_a_model_can_be_trained_further_and_pickled(tmp_path):
+@pytest.mark.parametrize("mode", ["one_pass", "hooks", "functorch"])
+def test_after_the_run_a_model_can_be_trained_further_and_pickled(mode, tmp_path):
     net = model()
-    engine, _, optimizer, batches = started(net=net)
-    train(net, optimizer, batches, steps=2)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    options = {"net": net, "grad_sample_mode": mode}
+    engine, wrapped, optimizer, batches = started(**options, optimizer=inner)
+    train(wrapped, optimizer, batches, steps=2)
     engine.close()
-    with pytest.raises(ValueError, match="must come before engine"):
-        optimizer.step()
-    with pytest.raises(ValueError, match="a new one for each run"):
-        started(net=net, optimizer=optimizer)
+    for each in (optimizer, inner):
+        with pytest.raises(ValueError, match="must come before engine"):
+            each.step()
+        with pytest.raises(ValueError, match="a new one for each run"):
+            started(**options, optimizer=each)
     torch.save(net, tmp_path / "net.pt")
     again = torch.load(tmp_path / "net.pt", weights_only=False)
     assert weights(again).equal(weights(net))
@@ -175,9 +189,38 @@ def test_after_the_run_a_model_can_be_trained_further_and_pickled(tmp_path):
     further, before = torch.optim.SGD(net.parameters(), lr=0.1), weights(net)
     one_step(net, further, (x, y))
     assert not weights(net).equal(before)
-    second, _, optimizer, batches = started(net=net)
-    train(net, optimizer, batches, steps=2)
+    second, wrapped, optimizer, batches = started(**options)
+    train(wrapped, optimizer, batches, steps=2)
     assert second.steps_taken == 2
+    optimizer.zero_grad()
+    wrapped(x).square().mean().backward()
+    with pytest.raises(ValueError, match="changed by the optimizer that make_private"):
+        inner.step()  # which is of the first run
+
+
+def test_a_frozen_part_of_a_private_model_stays_as_it_is():
+    net = model()
+    net[-1].requires_grad_(False)
+    _, wrapped, _, batches = started(net=net)
+    net[-1].requires_grad_(True)
+    other = torch.optim.SGD(net[-1].parameters(), lr=0.1)
+    x, y = next(iter(batches))
+    nn.functional.cross_entropy(wrapped(x), y).backward()
+    with pytest.raises(ValueError, match="changed by the optimizer that make_private"):
+        other.step()
+
+
+def test_a_model_whose_run_is_gone_is_free():
+    net = model()
+
+    def stage():
+        _, wrapped, optimizer, batches = started(net=net, grad_sample_mode="hooks")
+        train(wrapped, optimizer, batches, steps=1)
+        wrapped.remove_hooks()
+
+    stage()
+    gc.collect()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
 
 
 def test_a_later_run_takes_the_parameters_over():

@@ -54,6 +54,7 @@ class CapturedStep:
         self._sums, self._optimizer, self._loss = sums, optimizer, loss
         self._inputs: tuple[Tensor, ...] = ()
         self._real, self._count = torch.empty(0), 0  # the rows that are examples
+        self._checked = False  # whether the loss was seen to be one of single examples
         self._graph: torch.cuda.CUDAGraph | None = None
         self._value: Tensor | None = None
 
@@ -77,13 +78,16 @@ class CapturedStep:
             if not len(piece[0]):
                 return  # nothing was seen yet that rows could be filled up with
             device = self._sums.params[0].device
-            self._sums.check_loss(self._loss, [part.to(device) for part in piece])
             self._inputs = tuple(
                 part[:1].to(device).expand(self.size, *part.shape[1:]).contiguous()
                 for part in piece
             )
             self._real = torch.zeros(self.size, device=device)
         count = len(piece[0])
+        if not self._checked and count > 1:
+            device = self._sums.params[0].device
+            self._sums.check_loss(self._loss, [part.to(device) for part in piece])
+            self._checked = True
         for kept, part in zip(self._inputs, piece, strict=True):
             kept[:count].copy_(part, non_blocking=True)
         if count != self._count:

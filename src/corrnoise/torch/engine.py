@@ -312,7 +312,7 @@ class PrivacyEngine:
             batch: the tensors of some examples.
 
         Raises:
-            ValueError: it is not, or the mode is "ew".
+            ValueError: it is not, the mode is "ew", or there are fewer than two examples.
         """
         self._started.step.sums.check_loss(loss, batch)
 
@@ -497,7 +497,7 @@ class PrivacyEngine:
         if self._setup is not None:
             self._setup.step.ledger.close()
             self._setup.step.sums.close()
-            owners.disown(self._setup.step.sums.params, self._setup.optimizer)
+            owners.disown(self._setup.optimizer)
 
     def is_compatible(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None

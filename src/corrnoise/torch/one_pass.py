@@ -15,9 +15,10 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn.parallel import DistributedDataParallel
 
 from corrnoise.planning import Plan
-from corrnoise.torch import opacus
+from corrnoise.torch import opacus, owners
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.loss import check_loss
+from corrnoise.torch.clipping.recorder import CLOSED
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import flattened, local, place, trained
 from corrnoise.torch.processes import Processes
@@ -100,10 +101,7 @@ class OnePassSums:
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
             if self._closed:
-                raise ValueError(
-                    "optimizer.step() must come before engine.close(), which ended the run; make a "
-                    "new optimizer to train the model further: nothing was released"
-                )
+                raise ValueError(CLOSED)
             found = None
             closure = args[1] if len(args) > 1 else kwargs.get("closure")  # after the optimizer
             if closure is not None:  # it computes the gradients: now, not after the noise
@@ -117,6 +115,7 @@ class OnePassSums:
                     param.grad = None  # so that the optimizer has nothing to do
             else:
                 step()
+            owners.steps(optimizer)
             return found
 
         self.optimizer.register_step_pre_hook(before)

@@ -27,9 +27,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
+from corrnoise.torch import owners
 from corrnoise.torch.calls import ModelCalls
 from corrnoise.torch.clipping.loss import check_loss
-from corrnoise.torch.clipping.recorder import CALLED_TWICE
+from corrnoise.torch.clipping.recorder import CALLED_TWICE, CLOSED
 from corrnoise.torch.empty_batches import WithEmpty, WithStandIn
 from corrnoise.torch.finite import clear_, finite_rows, looks_free
 from corrnoise.torch.grid_sums import MOST_EXAMPLES, grid, grid_sum
@@ -244,6 +245,7 @@ class OpacusSums:
             batch_first=options.batch_first,
             mean=self._mean,
         )
+        self._closed = False
         self._handing = False  # whether the optimizer's step is one of ours
         self._guard: Any = self._optimizer.original_optimizer.register_step_pre_hook(self._own_step)
         self._add: Callable[[], None] = self._optimizer.clip_and_accumulate
@@ -302,8 +304,11 @@ class OpacusSums:
 
     def close(self) -> None:
         """Leave model and optimizer alone from now on."""
+        self._closed = True
+        self.drop()
         self._calls.close()
-        self._guard.remove()
+        if self._mode in ("hooks", "functorch"):
+            self._wrapped.module.remove_hooks()
 
     def drop(self) -> None:
         """Forget the sums and the signals for physical batches: the logical batch starts again."""
@@ -331,6 +336,8 @@ class OpacusSums:
             ValueError: it is no step of the wrapper that ``make_private`` returned, which clips the
                 gradients and adds the noise.
         """
+        if self._closed:
+            raise ValueError(CLOSED)
         if not self._handing:
             self.drop()
             raise ValueError(
@@ -339,6 +346,7 @@ class OpacusSums:
                 "the returned one. Nothing was released"
             )
         self._handing = False
+        owners.steps(self._optimizer.original_optimizer)
 
     def _forget_activations(self) -> None:
         """What Opacus's hooks keep of a forward pass whose backward pass does not come."""
@@ -354,6 +362,8 @@ class OpacusSums:
                 del param._current_grad_sample  # type: ignore[attr-defined]
 
     def _pre_step(self, *given: Any, **named: Any) -> bool:
+        if self._closed:
+            raise ValueError(CLOSED)
         if self._calls.twice:
             self.drop()
             raise ValueError(CALLED_TWICE)

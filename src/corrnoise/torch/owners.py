@@ -12,12 +12,17 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.weak import WeakIdKeyDictionary
 
 _owners: Any = WeakIdKeyDictionary()  # of each parameter: a weak reference to its optimizer
 _private: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that have had a run
-_watched: list[Any] = []  # the hook, once there is a run
+_running: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that own all that they hold
+_stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those whose step was allowed, and runs
+_watched: list[Any] = []  # the hooks, once there is a run
 
 
 def check_parameters(module: nn.Module, params: Sequence[nn.Parameter]) -> None:
@@ -29,7 +34,8 @@ def check_parameters(module: nn.Module, params: Sequence[nn.Parameter]) -> None:
         raise ValueError(
             f"optimizer must hold parameters of the module alone, got one of shape "
             f"{tuple(strange[0].shape)} that the module does not have; make it from "
-            "module.parameters()"
+            "module.parameters(), and put what else is trained, such as a loss with weights, into "
+            "the module"
         )
     left = [n for n, p in module.named_parameters() if p.requires_grad and id(p) not in held]
     if left:
@@ -51,36 +57,44 @@ def check_new(optimizer: Optimizer) -> None:
         )
 
 
-def own(params: Sequence[nn.Parameter], optimizer: Optimizer) -> None:
-    """From now on no other optimizer may take a step of these parameters."""
+def own(module: nn.Module, optimizer: Optimizer) -> None:
+    """From now on no other optimizer may take a step of a module's parameters, frozen ones too."""
     if not _watched:
         _watched.append(register_optimizer_step_pre_hook(_before))
-    _private.add(optimizer)
-    for param in params:
+        _watched.append(register_optimizer_step_post_hook(_after))
+    for param in module.parameters():
+        if param in _owners and (before := _owners[param]()) is not None:
+            _running.discard(before)
         _owners[param] = weakref.ref(optimizer)
+    _private.add(optimizer)
+    _running.add(optimizer)
 
 
-def disown(params: Sequence[nn.Parameter], optimizer: Optimizer) -> None:
+def disown(optimizer: Optimizer) -> None:
     """The run is over: any optimizer may change its parameters, unless a later run has them."""
-    for param in params:
-        if (owner := _owners.get(param)) is not None and owner() is optimizer:
-            del _owners[param]
+    _running.discard(optimizer)
+    for param in [param for param, owner in _owners.items() if owner() is optimizer]:
+        del _owners[param]
+
+
+def steps(optimizer: Optimizer) -> None:
+    """An owner takes a step that was checked. It may take one of another optimizer inside of it."""
+    _stepping.add(optimizer)
 
 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if optimizer in _private or not len(_owners):
+    if optimizer in _running:
         return
-    for group in optimizer.param_groups:
-        if any(param in _owners and not _inside(group, param) for param in group["params"]):
-            raise ValueError(
-                "the parameters of a private run must be changed by the optimizer that "
-                "make_private returned alone, got a step of another one, whose gradients are "
-                "neither clipped nor noisy; call engine.close() when the run is over, or train a "
-                "copy of the model"
-            )
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    # Where the owner is gone no step of the run can come any more.
+    owners = [_owners[param]() for param in params if param in _owners] if len(_owners) else []
+    if any(owner not in (None, optimizer) and owner not in _stepping for owner in owners):
+        raise ValueError(
+            "the parameters of a private run must be changed by the optimizer that make_private "
+            "returned alone, got a step of another one, whose gradients are neither clipped nor "
+            "noisy; call engine.close() when the run is over, or train a copy of the model"
+        )
 
 
-def _inside(group: dict[str, Any], param: nn.Parameter) -> bool:
-    """Whether a group is one of the owner's too, which then wraps another optimizer."""
-    owner = _owners[param]()
-    return owner is not None and any(each is group for each in owner.param_groups)
+def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    _stepping.discard(optimizer)

@@ -21,6 +21,7 @@ from corrnoise.records import Ledger
 from corrnoise.records.keys import keep_key, open_key
 from corrnoise.torch import opacus, owners, secure, seeds
 from corrnoise.torch.adam import introduce
+from corrnoise.torch.clipping.layers import layers
 from corrnoise.torch.criterion import ExampleLoss
 from corrnoise.torch.draws import StepDraws
 from corrnoise.torch.fingerprint import data_digest, parameter_digest
@@ -215,7 +216,7 @@ def set_up(
     )
     sums.attach(step)
     check_inputs(module)
-    owners.own(params, optimizer)
+    owners.own(module, optimizer)
     setup = Setup(
         plan,
         secret,
@@ -278,6 +279,8 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
             f"grad_sample_mode must be {OWN!r} for a model of fully_shard, got {mode!r}"
             + (f"; but {OWN!r} cannot take this model: {objection}" if objection else "")
         )
+    if processes.sharded:
+        _check_sharded(module)
     checks.integer("views", options.views, 1)
     if mode != OWN and options.views > 1:
         raise ValueError(
@@ -290,6 +293,18 @@ def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes
             f"Opacus's BatchMemoryManager, or grad_sample_mode={OWN!r}"
         )
     return dataclasses.replace(options, grad_sample_mode=mode, criterion=criterion)
+
+
+def _check_sharded(module: nn.Module) -> None:
+    """Raise if a layer has to be run again for its gradients: its parameters are sharded then."""
+    trained = {id(param) for param in module.parameters() if param.requires_grad}
+    again = [layer for layer in layers(module, trained) if layer.handler is None]
+    if again:
+        raise ValueError(
+            f"every trained layer of a model of fully_shard must have a handler, got none for "
+            f"{again[0].name or 'the model'!r} ({type(again[0].module).__name__}): use "
+            "DistributedDataParallel, freeze the layer, or register a handler for it"
+        )
 
 
 def _noise_name(plan: Plan, noise: CorrelatedNoise | ExactNoise | None) -> str:

@@ -13,6 +13,9 @@ from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping.parts import Direct, Part
 
+# How far outputs may be from those of a second run, of the same size.
+_SAME, _ROUNDED = 1e-2, 5e-2  # in float32, and in half precision
+
 
 def tensors(tree: Any) -> list[Tensor]:
     """The floating-point tensors of arguments or outputs, in order."""
@@ -36,6 +39,7 @@ def contribute(
     outputs: Sequence[Tensor],
     grads: Sequence[Tensor],
     names: Collection[str],
+    autocast: torch.dtype | None = None,
 ) -> dict[str, Part]:
     """The gradients of a module's own parameters, for each example.
 
@@ -46,6 +50,7 @@ def contribute(
         outputs: its floating-point tensors, to see that the module repeats itself.
         grads: of the outputs.
         names: of the parameters.
+        autocast: the type of the call's autocast, if it ran under one.
 
     Raises:
         ValueError: the module does not repeat itself example by example.
@@ -73,17 +78,20 @@ def contribute(
         total = sum((a * b[None]).sum() for a, b in zip(found, back, strict=True))
         return total, [a[0] for a in found]  # type: ignore[return-value]
 
-    try:
-        dims = [0 if many else None for many in batched]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of loops where torch has no batched form
-            each = vmap(grad(along, has_aux=True), in_dims=(None, dims, 0))
-            found, again = each(trained, leaves, list(grads))
-    except RuntimeError:
-        found, again = _loop(along, trained, leaves, batched, grads)
+    device = grads[0].device.type
+    with torch.autocast(device, autocast, enabled=autocast is not None, cache_enabled=False):
+        try:
+            dims = [0 if many else None for many in batched]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of loops where torch has no batched form
+                each = vmap(grad(along, has_aux=True), in_dims=(None, dims, 0))
+                found, again = each(trained, leaves, list(grads))
+        except RuntimeError:
+            found, again = _loop(along, trained, leaves, batched, grads)
     for before, after in zip(outputs, again, strict=True):
+        share = _ROUNDED if before.dtype in (torch.bfloat16, torch.float16) else _SAME
         far = torch.linalg.vector_norm((before - after).float())
-        if not far <= 1e-2 * torch.linalg.vector_norm(before.float()) + 1e-6:
+        if not far <= share * torch.linalg.vector_norm(before.float()) + 1e-6:
             layer = f"the layer {name!r}" if name else "the model"
             raise ValueError(
                 f"{layer} ({type(module).__name__}), which holds parameters itself, must give each "

@@ -34,9 +34,9 @@ MIXED = (
 )
 _REDUCED = (
     "the loss must be a {told} over the examples of a batch, as loss_reduction={told!r} says, but "
-    "it is a {found}, so that the gradient of each example would be {done} by {examples}, the size "
-    "of the batch, before it is clipped. Take the {told}, or pass loss_reduction={found!r}: "
-    "nothing was released"
+    "it is a {found}, so that the gradient of each example would {done} with the size of the "
+    "batch, or of its piece, {examples} here, before it is clipped. Take the {told}, or pass "
+    "loss_reduction={found!r}: nothing was released"
 )
 _CLASSES = (
     "torch's cross entropy with weights of classes divides by the weights of a whole batch, so "
@@ -198,7 +198,7 @@ class LoopLoss:
         if why:
             return MIXED.format(why=why)
         if now.told(before) - {self._told}:
-            other, done = ("sum", "multiplied") if self._told == "mean" else ("mean", "divided")
+            other, done = ("sum", "grow") if self._told == "mean" else ("mean", "shrink")
             examples = loss.rows // self._views
             return _REDUCED.format(told=self._told, found=other, done=done, examples=examples)
         self._before[self._seen] = now  # not of a loss that is refused, which may come again

@@ -35,9 +35,15 @@ def check_loss(
         loss: of the tensors of a batch.
         batch: the tensors; one without the examples as its first dimension stays whole.
         mean: whether it must be the mean, else the sum.
+
+    Raises:
+        ValueError: it is not, or there are fewer than two examples to compare.
     """
     if len(batch[0]) < 2:
-        return
+        raise ValueError(
+            f"a loss must be checked on at least 2 examples, got {len(batch[0])}; take some that "
+            "differ in labels and lengths, such as those of a larger batch"
+        )
     params = [param for param in model.parameters() if param.requires_grad]
     sharded = any(isinstance(param, DTensor) for param in params)
     rows = _picked(batch, _SHARDED if sharded else _LOOKED_AT)

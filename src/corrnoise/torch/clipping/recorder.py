@@ -56,9 +56,10 @@ class _Pending:
         number: int,
         spec: Any = None,
         plain: Mapping[int, Any] | None = None,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self.note, self.layer, self.number = note, layer, number
-        self.spec, self.plain = spec, plain or {}
+        self.spec, self.plain, self.autocast = spec, plain or {}, autocast
 
     def complete(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], grads: Sequence[Tensor]
@@ -76,7 +77,14 @@ class _Pending:
         outputs = fallback.examples_first(layer.module, outputs)
         grads = fallback.examples_first(layer.module, grads)
         make = functools.partial(
-            fallback.contribute, layer.module, layer.name, arguments, outputs, grads, layer.params
+            fallback.contribute,
+            layer.module,
+            layer.name,
+            arguments,
+            outputs,
+            grads,
+            layer.params,
+            self.autocast,
         )
         self.note(Call(layer, len(grads[0]), self.number, make))
 
@@ -112,6 +120,12 @@ CALLED_TWICE = (
     "the model must be called once for each backward pass, got gradients of several calls; their "
     "rows might be different examples: make one module that calls it several times, or call "
     "backward after each: nothing was released"
+)
+
+
+CLOSED = (
+    "optimizer.step() must come before engine.close(), which ended the run; make a new optimizer "
+    "to train the model further: nothing was released"
 )
 
 
@@ -299,8 +313,11 @@ class Recorder:
         flat, inner = pytree.tree_flatten(arguments)
         plain = {i: leaf for i, leaf in enumerate(flat) if not isinstance(leaf, Tensor)}
         inputs = [leaf.detach() for leaf in flat if isinstance(leaf, Tensor)]
-        pending = _Pending(self._note, layer, self._number, inner, plain)
-        token = self._token_on(leaves[places[0]].device)
+        device = leaves[places[0]].device
+        enabled = torch.is_autocast_enabled(device.type)
+        autocast = torch.get_autocast_dtype(device.type) if enabled else None
+        pending = _Pending(self._note, layer, self._number, inner, plain, autocast)
+        token = self._token_on(device)
         tapped = _Tap.apply(pending, token, len(places), *[leaves[i] for i in places], *inputs)
         self.loss.gives(tapped)
         for i, leaf in zip(places, tapped, strict=True):

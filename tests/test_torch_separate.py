@@ -444,7 +444,8 @@ def test_a_step_of_the_optimizer_inside_is_refused(mode):
         optimizer.step()
     assert engine.steps_taken == 6
     engine.close()
-    inside.step()  # the run has ended
+    with pytest.raises(ValueError, match="must come before engine"):
+        inside.step()  # a loop that goes on by mistake has no noise any more
 
 
 @pytest.mark.parametrize("mode", ["one_pass", "hooks", "functorch", "ew"])

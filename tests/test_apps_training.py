@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from opacus.layers import DPLSTM
 
 import corrnoise as cn
 from corrnoise.apps import datasets, training
@@ -53,6 +54,25 @@ def test_a_model_that_takes_no_empty_batch_trains_on_poisson_batches(digits):
     asked = {"sampling": "poisson", "mechanisms": ["dp_sgd"], "epsilon": 50, "delta": 1e-3}
     by = cn.plan(num_examples=20, batch_size=1, epochs=3, momentum=0.9, **asked)
     found = train(by, small, model=Reshaping(), learning_rate=0.01)
+    assert found.records[-1].step == 60
+
+
+def test_a_model_of_opacus_layers_trains_on_poisson_batches(digits):
+    """Its hooks need a backward pass for an empty batch too."""
+
+    class Recurrent(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.last = DPLSTM(8, 6, batch_first=True), torch.nn.Linear(6, 10)
+
+        def forward(self, x):
+            return self.last(self.inner(x[:, 0])[0][:, -1])
+
+    few = datasets.Tensors(digits.train.inputs[:20], digits.train.labels[:20])
+    small = datasets.Data("small", few, digits.test, 10)
+    asked = {"sampling": "poisson", "mechanisms": ["dp_sgd"], "epsilon": 50, "delta": 1e-3}
+    by = cn.plan(num_examples=20, batch_size=1, epochs=3, momentum=0.9, **asked)
+    found = train(by, small, model=Recurrent(), learning_rate=0.01)
     assert found.records[-1].step == 60
 
 

@@ -94,8 +94,6 @@ def test_every_field_is_needed(run, what):
     for name in list(part(run.to_dict())):
         if name in ("truncation", "num_parameters", "exact_release"):
             continue
-        if name in ("participation", "by_sensitivity"):  # without them nothing is claimed
-            continue
         data = json.loads(json.dumps(run.to_dict()))
         del part(data)[name]
         with pytest.raises(ValueError, match=name):

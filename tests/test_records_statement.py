@@ -97,10 +97,3 @@ def test_it_says_of_participation_what_the_sampling_does():
     assert "Sensitivity of C" not in rows  # ε does not follow from it
     assert "at most 3 times" not in statement.to_text()
     assert plan.participation.max_participations == 3
-
-
-def test_an_older_statement_claims_nothing_of_participation():
-    data = Statement.of(pages.fixed(), clip_norm=1.5).to_dict()
-    del data["participation"], data["by_sensitivity"]
-    names = dict(Statement.from_dict(data).rows())
-    assert not {"Participation", "Sensitivity of C"} & set(names)

@@ -263,6 +263,26 @@ def test_an_optimizer_may_wrap_another():
     assert torch.allclose(found[1], 0.5 * found[0], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+def test_a_step_that_was_interrupted_lets_no_other_optimizer_in(mode):
+    class Interrupted(torch.optim.SGD):
+        def step(self, closure=None):
+            raise KeyboardInterrupt
+
+    net = model()
+    inner = Interrupted(net.parameters(), lr=0.1)
+    _, wrapped, optimizer, batches = started(net=net, optimizer=inner, grad_sample_mode=mode)
+    with pytest.raises(KeyboardInterrupt):
+        train(wrapped, optimizer, batches, steps=1)
+    x, y = next(iter(batches))  # the loop begins again
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(wrapped(x), y).backward()
+    before = weights(net)
+    with pytest.raises(ValueError, match="changed by the optimizer that make_private"):
+        torch.optim.SGD(inner.param_groups).step()
+    assert weights(net).equal(before)
+
+
 def test_the_optimizer_of_a_wrapper_had_a_run_too():
     net = model()
     inside = torch.optim.SGD(net.parameters(), lr=0.1)

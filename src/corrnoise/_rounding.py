@@ -1,4 +1,4 @@
-"""Numbers that people copy, rounded toward privacy."""
+"""Numbers that people copy, rounded toward privacy, and counts."""
 
 from __future__ import annotations
 
@@ -45,3 +45,12 @@ def with_decimals(value: float, decimals: int) -> str:
     """
     down = Decimal(repr(float(value) * (1.0 - _MARGIN)))
     return str(down.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_CEILING))
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "step"), counted(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{count:,} {noun}" + "s" * (count != 1)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise import _checks as checks
+from corrnoise._rounding import counted
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,3 @@ class Participation:
         """The inverse of ``to_dict``; raises a ``ValueError`` that names what is wrong."""
         names = ("num_steps", "min_sep", "max_participations")
         return Participation(**checks.fields("participation", data, names))
-
-
-def counted(count: int, noun: str) -> str:
-    """A count with its noun.
-
-    >>> counted(1, "step"), counted(12, "step")
-    ('1 step', '12 steps')
-    """
-    return f"{count} {noun}" + "s" * (count != 1)

@@ -128,7 +128,9 @@ def train(
             plan=plan,
             max_physical_batch_size=max_physical_batch_size,
         )
-        _, optimizer, loader = made
+        wrapped, optimizer, loader = made
+        # In Opacus's modes every batch needs a backward pass, an empty one too.
+        skip = wrapped is net
         checkpoint = None if place is None else place / "checkpoint.pt"
         average = Average(trained, plan.num_steps, average_last)
         records: list[Record] = []
@@ -152,7 +154,7 @@ def train(
 
         start = time.perf_counter()
         while engine.steps_taken < n:
-            loss = _epoch(net, optimizer, loader, before_step, after_step)
+            loss = _epoch(net, optimizer, loader, before_step, after_step, skip=skip)
             taken = engine.steps_taken
             with average.weights():
                 test_loss, accuracy = evaluate(net, test)
@@ -214,18 +216,21 @@ def _epoch(
     loader: Any,
     before_step: Callable[[], None],
     after_step: Callable[[], None],
+    *,
+    skip: bool,
 ) -> float:
-    """One pass over the loader; the mean loss."""
+    """One pass over the loader; the mean loss. Empty batches skip the model, or go through it."""
     total = torch.zeros((), device=next(net.parameters()).device)
     count = 0
     for x, y in loader:
         before_step()
         optimizer.zero_grad()
-        if len(y):  # many models cannot run on an empty batch
+        if len(y) or not skip:  # many models cannot run on an empty batch
             loss = nn.functional.cross_entropy(net(x), y)
             loss.backward()
-            total += loss.detach() * len(y)
-            count += len(y)
+            if len(y):  # the mean over no examples is NaN
+                total += loss.detach() * len(y)
+                count += len(y)
         optimizer.step()
         after_step()
     return float(total) / max(count, 1)

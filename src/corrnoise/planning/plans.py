@@ -11,13 +11,13 @@ from typing import Any, Literal, cast
 from corrnoise import _checks as checks
 from corrnoise import _formats, _tables
 from corrnoise._progress import Progress
-from corrnoise._rounding import rounded_down, rounded_up
+from corrnoise._rounding import counted, rounded_down, rounded_up
 from corrnoise.mechanisms import Mechanism
 from corrnoise.noise import Key, Scheme
 from corrnoise.noise.filtering.filters import Filter
 from corrnoise.noise.filtering.scheme import choose
 from corrnoise.noise.generator.stream import check_rounds
-from corrnoise.participation import Participation, counted
+from corrnoise.participation import Participation
 from corrnoise.samplings import Batches, Calibration, Sampling
 from corrnoise.samplings import get as get_sampling
 

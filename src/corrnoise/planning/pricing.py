@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 from corrnoise._once import Once
 from corrnoise._progress import Share
+from corrnoise._rounding import counted
 from corrnoise.accounting import Draws
 from corrnoise.mechanisms import Candidate, Family, Mechanism
 from corrnoise.mechanisms.square_root import MOST_BANDS
 from corrnoise.noise import Scheme
 from corrnoise.noise.filtering import scheme as _scheme
 from corrnoise.noise.filtering.filters import Filter
-from corrnoise.participation import Participation, counted
+from corrnoise.participation import Participation
 from corrnoise.planning.plans import Alternative
 from corrnoise.samplings import Calibration, Sampling
 

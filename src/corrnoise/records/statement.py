@@ -37,17 +37,17 @@ class Statement:
         expected_batch: the expected number of examples in a batch.
         divisor: what sums of gradients are divided by.
         publishes: what leaves the process: every step, or checkpoints alone.
+        participation: how often one example takes part, in words.
         min_sep: b of the plan; what holds for an example is ``participation``.
         max_participations: k of the plan, likewise.
         sensitivity: of the strategy matrix for b and k, and whether it is exact.
+        by_sensitivity: whether ε follows from it.
         versions: of the software that made the numbers.
         num_parameters: the length of the noise; ``None`` where it is not known, or where the
             normals are not those of the stream.
         truncation: what the largest radius of the normals adds to δ at most, (1 + e^ε)·τ as in
             ``docs/noise-stream.md``; ``None`` where there is none.
         exact_release: whether sums and releases had no rounding, as in secure mode.
-        participation: how often one example takes part, in words; "" in older files.
-        by_sensitivity: whether ε follows from ``sensitivity``.
     """
 
     epsilon: float
@@ -61,6 +61,7 @@ class Statement:
     mechanism: str
     num_steps: int
     steps_taken: int
+    participation: str
     min_sep: int
     max_participations: int
     num_examples: int
@@ -72,6 +73,7 @@ class Statement:
     noise_multiplier: float
     sensitivity: float
     sensitivity_exact: bool
+    by_sensitivity: bool
     noise_source: str
     key_fingerprint: str | None
     run_id: str | None
@@ -80,8 +82,6 @@ class Statement:
     num_parameters: int | None = None
     truncation: float | None = None
     exact_release: bool = False
-    participation: str = ""
-    by_sensitivity: bool = False
 
     @staticmethod
     def of(

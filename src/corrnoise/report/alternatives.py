@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from corrnoise._rounding import counted
 from corrnoise.report import tradeoff
 from corrnoise.report.evidence import Evidence, alternative_label
 from corrnoise.report.kit.blocks import figure, paragraphs, section, table
 from corrnoise.report.kit.markup import tag
-from corrnoise.report.kit.numbers import counted, number, rounded_up
+from corrnoise.report.kit.numbers import number, rounded_up
 
 
 def memory(evidence: Evidence) -> Markup:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from corrnoise._rounding import rounded_down
+from corrnoise._rounding import counted, rounded_down
 from corrnoise.auditing import Audit
 from corrnoise.report.kit import charts
 from corrnoise.report.kit.axes import linear
 from corrnoise.report.kit.blocks import figure, folded, paragraphs, section, table
 from corrnoise.report.kit.charts import Line
 from corrnoise.report.kit.markup import tag
-from corrnoise.report.kit.numbers import counted, rounded_up
+from corrnoise.report.kit.numbers import rounded_up
 
 
 def audited(audits: Sequence[Audit]) -> Markup:

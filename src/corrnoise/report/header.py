@@ -5,9 +5,10 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from corrnoise import mechanisms
+from corrnoise._rounding import counted
 from corrnoise.report.evidence import Evidence, family_label
 from corrnoise.report.kit.markup import joined, tag
-from corrnoise.report.kit.numbers import counted, number, percent, rounded_up
+from corrnoise.report.kit.numbers import number, percent, rounded_up
 
 _BARS = (16, -9, 6, -4, 3)
 _BADGES = {"exact": "exact", "bound": "proven bound", "certified": "certified"}

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
+from corrnoise._rounding import counted
 from corrnoise.report import figures
 from corrnoise.report.evidence import Evidence
 from corrnoise.report.kit import cells
 from corrnoise.report.kit.blocks import figure, folded, paragraphs, section, swatch, table
 from corrnoise.report.kit.charts import hue
 from corrnoise.report.kit.markup import joined, tag
-from corrnoise.report.kit.numbers import counted, number, rounded_up
+from corrnoise.report.kit.numbers import number, rounded_up
 
 _COEFFICIENTS = 32
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from markupsafe import Markup
 
 from corrnoise import mechanisms
+from corrnoise._rounding import counted
 from corrnoise.noise import Scheme
 from corrnoise.noise.filtering import scheme as _scheme
 from corrnoise.noise.filtering.filters import Filter
@@ -16,7 +17,7 @@ from corrnoise.report.kit import charts
 from corrnoise.report.kit.axes import Frame, counts, logarithmic
 from corrnoise.report.kit.charts import Box, Point, hue
 from corrnoise.report.kit.markup import tag
-from corrnoise.report.kit.numbers import counted, number
+from corrnoise.report.kit.numbers import number
 
 # Errors beyond this multiple of the chosen one are drawn at the edge, and a lower bound below that
 # share of it is left out, so that the near ones can be told apart.

@@ -10,13 +10,14 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from corrnoise._rounding import counted
 from corrnoise.accounting import Draws, Estimate, bins, certain, certificates, gaussian, roots
 from corrnoise.accounting.bins import Bins
 from corrnoise.bounds import lower_bound
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
-from corrnoise.participation import Participation, counted
+from corrnoise.participation import Participation
 from corrnoise.samplings.batches import Batches, random_words
 from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.sampling import Array, Sampling, by_batch, delta_rounded_up

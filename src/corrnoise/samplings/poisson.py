@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise import _extras
+from corrnoise._rounding import counted
 from corrnoise.accounting import composed, poisson
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
-from corrnoise.participation import Participation, counted
+from corrnoise.participation import Participation
 from corrnoise.samplings.batches import Batches, Indices, random_words
 from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.sampling import Array, Sampling, by_step, require

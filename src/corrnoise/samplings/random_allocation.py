@@ -10,11 +10,12 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from corrnoise._rounding import counted
 from corrnoise.accounting import composed
 from corrnoise.mechanisms import Mechanism
 from corrnoise.mechanisms.registry import Amplification
 from corrnoise.noise import Key
-from corrnoise.participation import Participation, counted
+from corrnoise.participation import Participation
 from corrnoise.samplings.batches import Batches, Indices, random_words
 from corrnoise.samplings.sampling import Array, Sampling, by_step
 

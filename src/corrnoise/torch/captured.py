@@ -73,11 +73,10 @@ class CapturedStep:
         return None if self._value is None else self._value.clone()
 
     def _piece(self, piece: list[Tensor]) -> None:
-        clipper = self._sums.clipper
+        clipper, device = self._sums.clipper, self._sums.params[0].device
         if not self._inputs:
             if not len(piece[0]):
                 return  # nothing was seen yet that rows could be filled up with
-            device = self._sums.params[0].device
             self._inputs = tuple(
                 part[:1].to(device).expand(self.size, *part.shape[1:]).contiguous()
                 for part in piece
@@ -85,7 +84,6 @@ class CapturedStep:
             self._real = torch.zeros(self.size, device=device)
         count = len(piece[0])
         if not self._checked and count > 1:
-            device = self._sums.params[0].device
             self._sums.check_loss(self._loss, [part.to(device) for part in piece])
             self._checked = True
         for kept, part in zip(self._inputs, piece, strict=True):

@@ -178,6 +178,7 @@ class OnePassSums:
 
     def drop(self) -> None:
         """Forget everything of the batch."""
+        owners.stops(self.optimizer)
         self.clipper.drop()
         self._skip.clear()
 

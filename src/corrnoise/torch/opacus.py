@@ -315,6 +315,7 @@ class OpacusSums:
         self.examples = self.left_out = 0
         self._handing = False
         self._calls.forget()
+        owners.stops(self._optimizer.original_optimizer)
         self._forget_activations()
         self._optimizer._step_skip_queue.clear()  # pyright: ignore[reportPrivateUsage]
         self._optimizer._is_last_step_skipped = False

@@ -52,8 +52,8 @@ def check_new(optimizer: Optimizer) -> None:
     inside = getattr(optimizer, "original_optimizer", optimizer)  # of Opacus's wrapper
     if inside in _private:
         raise ValueError(
-            "optimizer must be a new one for each run, got that of another engine; make it again "
-            "from module.parameters(), and close the other engine"
+            "optimizer must be a new one for each run, got one that has had a run; make it again "
+            "from module.parameters()"
         )
 
 
@@ -82,6 +82,11 @@ def steps(optimizer: Optimizer) -> None:
     _stepping.add(optimizer)
 
 
+def stops(optimizer: Optimizer) -> None:
+    """What an owner began is dropped, as after Ctrl-C in the middle of a step."""
+    _stepping.discard(optimizer)
+
+
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if optimizer in _running:
         return
@@ -97,4 +102,4 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    _stepping.discard(optimizer)
+    stops(optimizer)

@@ -8,9 +8,9 @@ import typer
 
 from corrnoise import _checks as checks
 from corrnoise import mechanisms, samplings
+from corrnoise._rounding import counted, rounded_up
 from corrnoise.apps.cli import options
 from corrnoise.mechanisms.registry import Size
-from corrnoise.participation import counted
 
 if TYPE_CHECKING:
     from corrnoise.samplings import Calibration
@@ -134,7 +134,6 @@ def _bands(text: str) -> int:
 
 
 def _show(found: Calibration) -> None:
-    from corrnoise._rounding import rounded_up
     from corrnoise.apps.cli import terminal
 
     part = found.participation

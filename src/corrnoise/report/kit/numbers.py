@@ -54,15 +54,6 @@ def powers(sentence: str) -> str:
     return re.sub(r"\b\d+(\.\d+)?e[-+]\d+\b", lambda found: _pretty(found[0]), sentence)
 
 
-def counted(count: int, noun: str) -> str:
-    """A count with its noun.
-
-    >>> counted(1, "step"), counted(12, "step")
-    ('1 step', '12 steps')
-    """
-    return f"{number(count)} {noun}" + ("" if count == 1 else "s")
-
-
 def _pretty(shown: str) -> str:
     mantissa, e, exponent = shown.partition("e")
     if e:

@@ -58,20 +58,20 @@ _ORDER = "it takes the largest, the smallest or sorted ones of all examples ({na
 _COUPLED = "the gradients of some examples change with what the model gives for others"
 
 
-class _Before(NamedTuple):
-    """What a loss was like.
+class _Form(NamedTuple):
+    """What a loss is like.
 
     Attributes:
         rows: of its batch.
-        divisors: what it was divided by, with the names of the nodes that did it.
-        terms: what it adds up, each a "mean" or a "sum", and what that was multiplied by.
+        divisors: what it is divided by, with the names of the nodes that do it.
+        terms: what it adds up, each a "mean" or a "sum", and what that is multiplied by.
     """
 
     rows: int
     divisors: list[tuple[str, float]]
     terms: list[tuple[str, float]]
 
-    def differs(self, before: _Before) -> str:
+    def differs(self, before: _Form) -> str:
         """Why what divides a loss follows the examples, if that shows beside another batch."""
         if [name for name, _ in self.divisors] != [name for name, _ in before.divisors]:
             return ""
@@ -81,7 +81,7 @@ class _Before(NamedTuple):
                 return _DIVISOR.format(now=now, rows=self.rows, before=before.rows, then=old)
         return ""
 
-    def told(self, before: _Before) -> set[str]:
+    def told(self, before: _Form) -> set[str]:
         """What the terms are over all examples, each a "mean" or a "sum".
 
         A factor may be the size of a batch: what it is shows beside a batch of another size.
@@ -133,7 +133,7 @@ class LoopLoss:
         self._sign = object()  # of what the model gives until a loss of it was seen
         self._outputs: list[tuple[weakref.ref[Tensor], int]] = []  # and hooks that they had
         self._seen = 0  # losses of these outputs
-        self._before: dict[int, _Before] = {}  # each of the losses of the last batch
+        self._before: dict[int, _Form] = {}  # each of the losses of the last batch
         self._apart: set[tuple[str, ...]] = set()  # losses that were differentiated
 
     def starts(self, rows: int) -> None:
@@ -190,7 +190,7 @@ class LoopLoss:
         if loss is None:
             return None
         self._seen += 1
-        now = _Before(loss.rows, loss_terms.divisors(loss), loss_terms.reductions(loss))
+        now = _Form(loss.rows, loss_terms.divisors(loss), loss_terms.reductions(loss))
         before = self._before.get(self._seen, now)
         why = self._mixes(loss) or now.differs(before)
         if not why and self._moves(loss):

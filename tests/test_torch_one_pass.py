@@ -296,6 +296,20 @@ def test_a_step_function_checks_a_loss_with_its_first_piece_of_several_examples(
         step._piece([x, y])
 
 
+def test_a_step_function_ends_with_its_run():
+    engine, net, _, batches = start()
+    step = engine.step_function(lambda x, y: functional.cross_entropy(net(x), y))
+    pairs = iter(batches)
+    step(*next(pairs))
+    engine.close()
+    before = weights(net)
+    with pytest.raises(ValueError, match=r"steps must be taken before engine\.close\(\)"):
+        step(*next(pairs))
+    with pytest.raises(ValueError, match=r"steps must be taken before engine\.close\(\)"):
+        engine.step_function(functional.cross_entropy)
+    assert close(weights(net), before, 0.0)
+
+
 @pytest.mark.parametrize("mode", ["one_pass", "hooks"])
 def test_a_loss_of_one_example_is_not_taken_for_checked(mode):
     engine = PrivacyEngine(key=KEY)

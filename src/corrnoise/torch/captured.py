@@ -63,6 +63,7 @@ class CapturedStep:
 
         The loss is not private: it is for looking at, not for publishing.
         """
+        self._sums.check_open()
         count = len(batch[0])
         for start in range(0, max(count, 1), self.size):
             self._piece([part[start : start + self.size] for part in batch])

@@ -296,6 +296,7 @@ class PrivacyEngine:
             a function to call with the tensors of each batch of the loader.
         """
         run, sums = self._started, self._own_sums
+        sums.check_open()
         if size is None:
             usual = usual_size(run.plan, run.processes.world_size)
             size = min(usual, sums.largest or usual)

@@ -100,8 +100,7 @@ class OnePassSums:
         """Call this before each step of the optimizer that ends a logical batch."""
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-            if self._closed:
-                raise ValueError(CLOSED)
+            self.check_open()
             found = None
             closure = args[1] if len(args) > 1 else kwargs.get("closure")  # after the optimizer
             if closure is not None:  # it computes the gradients: now, not after the noise
@@ -129,6 +128,11 @@ class OnePassSums:
         finally:
             recorder.paused = False
         recorder.loss.close()
+
+    def check_open(self) -> None:
+        """Raise if the run was ended."""
+        if self._closed:
+            raise ValueError(CLOSED)
 
     def close(self) -> None:
         """Leave the model alone from now on."""

@@ -124,8 +124,8 @@ CALLED_TWICE = (
 
 
 CLOSED = (
-    "optimizer.step() must come before engine.close(), which ended the run; make a new optimizer "
-    "to train the model further: nothing was released"
+    "steps must be taken before engine.close(), which ended the run; to train the model further, "
+    "make a new optimizer, or begin another run: nothing was released"
 )
 
 

@@ -139,6 +139,12 @@ class Trainer(transformers.Trainer):
                 "new run"
             )
         if self.engine is not None:  # a run of its own again, also one that was interrupted
+            if self._given[0] is not None:
+                raise ValueError(
+                    "optimizers must be new ones for each run, and train() was called before with "
+                    "those that the Trainer was given; make another Trainer with new ones, or "
+                    "give optimizer_cls_and_kwargs, from which each train() makes its own"
+                )
             self.optimizer, self.lr_scheduler = self._given
         try:
             found = super().train(resume_from_checkpoint or None, *args, **options)

@@ -16,7 +16,7 @@ import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus.validators.errors import UnsupportedModuleError
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 from training import KEY, dataset, loader, model, private, train, weights
 
 from corrnoise.noise import Key
@@ -518,9 +518,3 @@ class TestCheckpoints:
         other, net, optimizer, _ = started(PrivacyEngine(), max_grad_norm=2.0)
         with pytest.raises(ValueError, match="it also differs in max_grad_norm"):
             other.load_checkpoint(path=tmp_path / "a", module=net, optimizer=optimizer)
-
-
-def test_the_labels_of_an_empty_tuple_batch_keep_their_type():
-    few = TensorDataset(torch.zeros(2, 12), torch.zeros(2, dtype=torch.long))
-    *_, batches = started(data_loader=DataLoader(few, batch_size=1), sampling="balls-in-bins")
-    assert all(y.dtype == torch.int64 for _, y in batches)

@@ -1,4 +1,4 @@
-"""Empty batches, which random sampling draws now and then, for examples that are no tuples."""
+"""Empty batches, which random sampling draws now and then: the collate function of a run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader
 
+_PARTS = (torch.Tensor, Mapping, list, tuple)  # of a batch
+_PLAIN = (bool, int, float, str, bytes)
+
+
+def collate(loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) -> Any:
+    """The loader's collate function, with empty batches of the right shapes."""
+    inner = WithEmpty(loader, batch_first=batch_first, rand_on_empty=rand_on_empty)
+    whole = rand_on_empty and hasattr(loader.dataset, "__getitems__")
+    return WithStandIn(inner, batch_first=batch_first) if whole else inner
+
 
 class WithEmpty:
-    """A collate function with empty batches for examples that are no tuples, such as dictionaries.
+    """A collate function with empty batches.
 
-    An empty batch has the structure of a batch of one example, with no rows. With
-    ``rand_on_empty`` it has one row of zeros, whose gradient the step replaces by zeros.
+    An empty batch has the structure, the types and the shapes of a batch of one example, with no
+    rows. With ``rand_on_empty`` it has one row of zeros, whose gradient the step replaces by zeros.
     """
 
     def __init__(self, loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) -> None:
@@ -22,7 +32,7 @@ class WithEmpty:
 
     def __call__(self, batch: list[Any]) -> Any:
         """The batch, or an empty one."""
-        if batch:
+        if len(batch):
             return self._collate(batch)
         return self._emptied(self._collate([self._dataset[0]]))
 
@@ -36,12 +46,15 @@ class WithEmpty:
             return {name: self._emptied(value) for name, value in named.items()}
         if isinstance(part, (list, tuple)):
             values = cast(Sequence[Any], part)
-            inner = [value for value in values if isinstance(value, (torch.Tensor, Mapping))]
-            # Else a list of what the example had, such as its text: nothing of it may be left.
-            return [self._emptied(value) for value in values] if inner else []
+            if not any(isinstance(value, _PARTS) for value in values):
+                return []  # of what the example had, such as its text: nothing of it may be left
+            emptied = [self._emptied(value) for value in values]
+            return type(part)(*emptied) if hasattr(part, "_fields") else emptied  # a named tuple
+        if part is None or isinstance(part, _PLAIN):
+            return None if part is None else type(part)()
         raise ValueError(
-            f"a batch must consist of tensors, or of lists and dictionaries of them, got a "
-            f"{type(part).__name__} for an empty one; return a tensor from collate_fn"
+            f"a batch must consist of tensors, plain values, and lists and dictionaries of them, "
+            f"got a {type(part).__name__} for an empty one; return a tensor from collate_fn"
         )
 
 

@@ -19,9 +19,9 @@ from torch.utils.data import (
 )
 
 from corrnoise.samplings import Batches
-from corrnoise.torch import opacus
 from corrnoise.torch.augmentation import Augmented, Order, WorkerStart, worker_seed
 from corrnoise.torch.draws import StepDraws
+from corrnoise.torch.empty_batches import collate
 
 # Batches that are larger than declared by this factor are worth a warning.
 _LARGER = 1.2
@@ -290,7 +290,7 @@ def step_loader(
         key,
         lambda batches: batches,
         num_workers=loader.num_workers,
-        collate_fn=opacus.collate(loader, batch_first=batch_first, rand_on_empty=rand_on_empty),
+        collate_fn=collate(loader, batch_first=batch_first, rand_on_empty=rand_on_empty),
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import opacus
 import torch
-from opacus.data_loader import dtype_safe, shape_safe, wrap_collate_with_empty
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.layers.dp_multihead_attention import DPMultiheadAttention
 from opacus.layers.dp_rnn import DPRNNBase
@@ -31,7 +30,6 @@ from corrnoise.torch import owners
 from corrnoise.torch.calls import ModelCalls
 from corrnoise.torch.clipping.loss import check_loss
 from corrnoise.torch.clipping.recorder import CALLED_TWICE, CLOSED
-from corrnoise.torch.empty_batches import WithEmpty, WithStandIn
 from corrnoise.torch.finite import clear_, finite_rows, looks_free
 from corrnoise.torch.grid_sums import MOST_EXAMPLES, grid, grid_sum
 from corrnoise.torch.placement import place
@@ -478,27 +476,6 @@ def wrap(
     return Wrapped(returned, private)
 
 
-def collate(loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) -> Any:
-    """The loader's collate function, with empty batches of the right shapes."""
-    inner = _collate(loader, batch_first=batch_first, rand_on_empty=rand_on_empty)
-    whole = rand_on_empty and hasattr(loader.dataset, "__getitems__")
-    return WithStandIn(inner, batch_first=batch_first) if whole else inner
-
-
-def _collate(loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) -> Any:
-    example = loader.dataset[0]
-    if not isinstance(example, (tuple, list)):
-        return WithEmpty(loader, batch_first=batch_first, rand_on_empty=rand_on_empty)
-    parts = cast(Sequence[Any], example)
-    return wrap_collate_with_empty(
-        collate_fn=loader.collate_fn,
-        batch_first=batch_first,
-        rand_on_empty=rand_on_empty,
-        sample_empty_shapes=[(int(rand_on_empty), *shape_safe(part)) for part in parts] or None,
-        dtypes=[_dtype(part) for part in parts] or None,
-    )
-
-
 def check_params(before: Sequence[nn.Parameter], now: Sequence[nn.Parameter]) -> None:
     """Raise unless these are the same parameters."""
     if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
@@ -558,9 +535,3 @@ def _summed(param: nn.Parameter) -> torch.Tensor:
         )
     _CHECK(grad)
     return grad
-
-
-def _dtype(part: Any) -> Any:
-    kind: Any = dtype_safe(part)
-    plain: dict[Any, Any] = {int: torch.int64, float: torch.float32, bool: torch.bool}
-    return plain.get(kind, kind)

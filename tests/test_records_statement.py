@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -97,3 +98,11 @@ def test_it_says_of_participation_what_the_sampling_does():
     assert "Sensitivity of C" not in rows  # ε does not follow from it
     assert "at most 3 times" not in statement.to_text()
     assert plan.participation.max_participations == 3
+
+
+def test_the_source_of_the_noise_is_that_of_the_plan():
+    for rounds in (8, 20):
+        plan = dataclasses.replace(pages.fixed(), rounds=rounds)
+        assert Statement.of(plan).noise_source == f"ChaCha{rounds} keystream, Box-Muller"
+        exact = Statement.of(plan, exact_release=True).noise_source
+        assert exact == f"ChaCha{rounds} keystream, real normals by Box-Muller, rounded once"

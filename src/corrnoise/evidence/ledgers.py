@@ -15,18 +15,11 @@ from corrnoise.evidence.findings import Findings
 from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Run, read_entries
+from corrnoise.records.header import FIELDS, OPTIONAL, planned
 from corrnoise.records.ledger import first_wrong_code, read_lines
 
 _LINE = re.compile(rb"\{.*\} [0-9a-f]{32}\n")
 _DIGEST = re.compile(r"[0-9a-f]{16}")
-# The fields of a header, with those that a check can only compare under the key.
-_KEYED = ("data", "parameters", "shuffled")
-_FIELDS = (
-    "corrnoise", "format", "run_id", "key_fingerprint", "mechanism", "num_steps", "sampling",
-    "noise_multiplier", "num_examples", "batch_size", "steps_per_epoch", "max_grad_norm", *_KEYED,
-    "settings", "publishes", "noise", "plan", "rank", "world_size",
-)  # fmt: skip
-
 _TYPES = {
     "run_id": str,
     "key_fingerprint": str,
@@ -80,10 +73,11 @@ def _entries(path: Path) -> list[dict[str, Any]]:
         if not line.startswith(json.dumps(entry).encode() + b" "):
             raise ValueError(f"line {number} must be as corrnoise writes it")
     _formats.opened("ledger", entries[0])
-    missing = [name for name in _FIELDS if name not in entries[0]]
-    extra = [name for name in entries[0] if name not in _FIELDS]
+    needed = ("corrnoise", "format", *FIELDS)
+    missing = [name for name in needed if name not in entries[0]]
+    extra = [name for name in entries[0] if name not in (*needed, *OPTIONAL)]
     if missing or extra or entries[0]["corrnoise"] != "ledger":
-        raise ValueError(f"the header must have {missing or _FIELDS[:3]}, and no {extra}")
+        raise ValueError(f"the header must have {missing or needed[:3]}, and no {extra}")
     for name, kind in _TYPES.items():
         if type(entries[0][name]) is not kind:
             raise ValueError(f"{name} of the header must be of type {kind.__name__}")
@@ -130,13 +124,7 @@ def _check_header(
         copy = dataclasses.replace(plan)
         found.attempt(name, "plan: noise gives ε at δ", copy.verified, detail)
     expected: dict[str, Any] = {
-        "mechanism": repr(plan.mechanism),
-        "num_steps": plan.num_steps,
-        "sampling": plan.sampling.to_json(),
-        "noise_multiplier": plan.noise_multiplier,
-        "num_examples": plan.num_examples,
-        "batch_size": plan.batch_size,
-        "steps_per_epoch": plan.participation.min_sep,
+        **planned(plan),
         "rank": rank,
         "world_size": ranks,
     }

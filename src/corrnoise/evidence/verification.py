@@ -28,10 +28,8 @@ from corrnoise.planning import Plan
 from corrnoise.planning.choosing import choice
 from corrnoise.records import Run, Statement
 from corrnoise.records.run import check_checksum
-from corrnoise.records.statement import noise_source, versions
+from corrnoise.records.statement import STOCK, versions
 
-# The source of normals that are not those of the stream, as the engine of torch states it.
-_STOCK = "torch.normal, not cryptographic; nor are the batches, unless a key was given"
 _REPORT, _TEXT = "report.html", "statement.txt"
 
 
@@ -206,24 +204,19 @@ def _check_statement(name: str, run: Run, found: Findings) -> None:
 def _stated_again(run: Run) -> Statement:
     """The statement that the plan and the steps of a run give, with the ε that the run states."""
     plan, stated = run.plan, run.statement
-    source = noise_source(plan.rounds, exact=stated.exact_release)
     again = Statement.of(
         plan,
         clip_norm=stated.clip_norm,
         steps_taken=stated.steps_taken,
         epsilon=stated.epsilon,
-        noise_source=_STOCK if stated.num_parameters is None else source,
+        noise_source=STOCK if stated.num_parameters is None else None,
         key_fingerprint=stated.key_fingerprint,
         run_id=stated.run_id,
         publishes=stated.publishes,
         num_parameters=stated.num_parameters,
         exact_release=stated.exact_release,
     )
-    if not spending.states_bound(run):
-        return again
-    return dataclasses.replace(
-        again, kind="bound", failure_probability=0.0, epsilon_without_sampling=None
-    )
+    return again.as_bound() if spending.states_bound(run) else again
 
 
 def _check_text(path: Path, runs: Sequence[Run], found: Findings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import hmac
 import math
@@ -21,6 +20,7 @@ from corrnoise.jax.transformation import NoiseState, correlated_noise, secret_wo
 from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger, Statement
+from corrnoise.records.header import header
 from corrnoise.records.keys import keep_key, open_key
 
 Array = Any
@@ -86,27 +86,20 @@ class PrivateRun:
         self._update = jax.jit(partial(_update, self.noise))
         self._secret = secret_words(self.key)
         self._process = os.getpid()
-        header = {
-            "run_id": run_id or uuid.uuid4().hex,
-            "key_fingerprint": self.key.fingerprint,
-            "mechanism": repr(plan.mechanism),
-            "num_steps": plan.num_steps,
-            "sampling": plan.sampling.to_json(),
-            "noise_multiplier": plan.noise_multiplier,
-            "num_examples": plan.num_examples,
-            "batch_size": plan.batch_size,
-            "steps_per_epoch": plan.participation.min_sep,
-            "max_grad_norm": self.clip_norm,
-            "data": data if isinstance(data, str) else self._digest(b"data", data),
-            "parameters": self._keyed(b"parameters", repr(layout).encode()),
-            "shuffled": False,
-            "settings": dict(settings or {}),
-            "publishes": "steps",
-            "noise": f"chacha{plan.rounds}",
-            "plan": plan.to_json(),
-        }
-        more = {"rank": 0, "world_size": 1}
-        self._ledger = Ledger({**header, **more}, place, self.key.subkey("ledger"))
+        self._ledger = Ledger(
+            header(
+                plan,
+                run_id=run_id or uuid.uuid4().hex,
+                key_fingerprint=self.key.fingerprint,
+                max_grad_norm=self.clip_norm,
+                data=data if isinstance(data, str) else self._digest(b"data", data),
+                parameters=self._keyed(b"parameters", repr(layout).encode()),
+                settings=settings or {},
+                noise=f"chacha{plan.rounds}",
+            ),
+            place,
+            self.key.subkey("ledger"),
+        )
         self._mark = keep_key(key, self.key, self._ledger)
         self._marked = False
 
@@ -167,16 +160,13 @@ class PrivateRun:
             clip_norm=self.clip_norm,
             steps_taken=taken,
             epsilon=epsilon,
-            noise_source=f"ChaCha{self.plan.rounds} keystream, Box-Muller",
             key_fingerprint=self.key.fingerprint,
             run_id=self._ledger.header["run_id"],
             num_parameters=self.num_parameters,
         )
-        if self.plan.calibration.kind == "certified" and epsilon != self.plan.epsilon:
-            return dataclasses.replace(
-                found, kind="bound", failure_probability=0.0, epsilon_without_sampling=None
-            )
-        return found
+        # A part of a certified run is priced by a bound that holds with certainty.
+        part = self.plan.calibration.kind == "certified" and epsilon != self.plan.epsilon
+        return found.as_bound() if part else found
 
     def close(self) -> None:
         """Close the ledger, so that another process can continue the run."""

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from corrnoise import _checks as checks
@@ -16,6 +16,8 @@ from corrnoise._version import __version__
 from corrnoise.noise.generator.normals import LARGEST_RADIUS, truncation
 from corrnoise.planning import Plan
 
+# The source of normals from a generator of the user.
+STOCK = "torch.normal, not cryptographic; nor are the batches, unless a key was given"
 # A remainder of the normals above this part of δ is added to the δ that is stated.
 _SMALL = 1e-3
 
@@ -91,7 +93,7 @@ class Statement:
         steps_taken: int | None = None,
         epsilon: float | None = None,
         delta: float | None = None,
-        noise_source: str = "ChaCha20 keystream, Box-Muller",
+        noise_source: str | None = None,
         key_fingerprint: str | None = None,
         run_id: str | None = None,
         publishes: str = "steps",
@@ -106,7 +108,7 @@ class Statement:
             steps_taken: all by default.
             epsilon: what these steps spent; the whole run's by default.
             delta: at which; the plan's by default.
-            noise_source: where the normals come from.
+            noise_source: where the normals come from; the plan's stream by default.
             key_fingerprint: of the noise key.
             run_id: of the run.
             publishes: what releases a step: "steps", or "checkpoints" alone.
@@ -146,7 +148,7 @@ class Statement:
             noise_multiplier=what.noise_multiplier,
             sensitivity=found.value,
             sensitivity_exact=found.exact,
-            noise_source=noise_source,
+            noise_source=noise_source or stream(plan.rounds, exact=exact_release),
             key_fingerprint=key_fingerprint,
             run_id=run_id,
             publishes=publishes,
@@ -157,6 +159,10 @@ class Statement:
             participation=what.sampling.takes_part(plan.mechanism, part),
             by_sensitivity=what.sampling.by_sensitivity,
         )
+
+    def as_bound(self) -> Statement:
+        """The same for an ε that a proof without random draws gives, not a certificate."""
+        return replace(self, kind="bound", failure_probability=0.0, epsilon_without_sampling=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -288,8 +294,8 @@ class Statement:
         return f"{self.headline}\n\n{body}\n\n{textwrap.fill(self.caveats, 88)}\n"
 
 
-def noise_source(rounds: int, *, exact: bool = False) -> str:
-    """Where the normals of the stream come from, in words."""
+def stream(rounds: int, *, exact: bool = False) -> str:
+    """Where the normals of a plan come from, in words."""
     how = "real normals by Box-Muller, rounded once" if exact else "Box-Muller"
     return f"ChaCha{rounds} keystream, {how}"
 

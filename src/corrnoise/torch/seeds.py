@@ -34,12 +34,12 @@ class Drawn:
     Attributes:
         batches: by step.
         key: that they were drawn from, and that augmentation is drawn from.
-        header: what must not change until the end of the run.
+        order: a digest of the order of the examples, where the key does not decide it.
     """
 
     batches: Batches
     key: Key
-    header: dict[str, Any]
+    order: str | None = None
 
 
 def draw(
@@ -68,10 +68,10 @@ def draw(
     if seeded and fresh:
         drawn = processes.agree(lambda: torch.randint(256, (32,), generator=loader.generator))
         key = Key.from_bytes(bytes(drawn.tolist()))
-        return Drawn(plan.batches(key, shuffled=shuffled), key, {})
+        return Drawn(plan.batches(key, shuffled=shuffled), key)
     _warn(loader, plan, fresh=fresh)
     if not (fixed and shuffled) or (loader.generator is None and not fresh):
-        return Drawn(plan.batches(secret, shuffled=shuffled), secret, {})
+        return Drawn(plan.batches(secret, shuffled=shuffled), secret)
     order = processes.agree(
         lambda: torch.randperm(plan.num_examples, generator=loader.generator).numpy()
     )
@@ -82,7 +82,7 @@ def draw(
             batches.num_examples, batches.participation, lambda step: order[batches.indices(step)]
         ),
         secret,
-        {"order": digest[:16]},
+        digest[:16],
     )
 
 

@@ -18,6 +18,7 @@ from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.noise.exact import ExactNoise
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger
+from corrnoise.records.header import header
 from corrnoise.records.keys import keep_key, open_key
 from corrnoise.torch import opacus, owners, secure, seeds
 from corrnoise.torch.adam import introduce
@@ -179,27 +180,22 @@ def set_up(
         noise = ExactNoise(plan.mechanism, secret, rounds=plan.rounds)
     elif options.noise_generator is None:
         noise = CorrelatedNoise(plan.mechanism, secret, memory=plan.memory, rounds=plan.rounds)
-    header = {
-        "run_id": run_id,
-        "key_fingerprint": secret.fingerprint,
-        "mechanism": repr(plan.mechanism),
-        "num_steps": plan.num_steps,
-        "sampling": plan.sampling.to_json(),
-        "noise_multiplier": plan.noise_multiplier,
-        "num_examples": plan.num_examples,
-        "batch_size": plan.batch_size,
-        "steps_per_epoch": plan.participation.min_sep,
-        "max_grad_norm": options.max_grad_norm,
-        "data": data_fingerprint or data_digest(data_loader.dataset, secret),
-        "parameters": parameter_digest(params, secret),
-        "shuffled": shuffled,
-        "settings": dict(settings),
-        "publishes": publishes,
-        "noise": _noise_name(plan, noise),
-        "plan": plan.to_json(),
-        **drawn.header,
-    }
-    book = _open_ledger(ledger, header, secret, processes)
+    opened = header(
+        plan,
+        run_id=run_id,
+        key_fingerprint=secret.fingerprint,
+        max_grad_norm=options.max_grad_norm,
+        data=data_fingerprint or data_digest(data_loader.dataset, secret),
+        parameters=parameter_digest(params, secret),
+        shuffled=shuffled,
+        settings=settings,
+        publishes=publishes,
+        noise=_noise_name(plan, noise),
+        rank=processes.rank,
+        world_size=processes.world_size,
+        order=drawn.order,
+    )
+    book = _open_ledger(ledger, opened, secret, processes)
     marker = keep_key(key, secret, book) if processes.rank == 0 else None
     step = PrivateStep(
         sums,
@@ -333,7 +329,7 @@ def _agreed_key(source: object, ledger: Path | None, processes: Processes) -> tu
 
 
 def _open_ledger(
-    path: Path | None, header: Mapping[str, Any], key: Key, processes: Processes
+    path: Path | None, opened: Mapping[str, Any], key: Key, processes: Processes
 ) -> Ledger:
     """The ledger of this process: each rank has its own, since each sees its own gradients.
 
@@ -342,8 +338,7 @@ def _open_ledger(
     """
     if path is not None and processes.rank:
         path = path.with_name(f"{path.name}.rank{processes.rank}")
-    more = {"rank": processes.rank, "world_size": processes.world_size}
-    book = Ledger({**header, **more}, path, key.subkey("ledger"))
+    book = Ledger(opened, path, key.subkey("ledger"))
     counts = processes.gathered(book.num_released)
     # A crash can leave one rank a step behind another.
     if max(counts) - min(counts) > 1:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 from corrnoise import _checks as checks
 from corrnoise.noise.exact import ExactNoise
 from corrnoise.planning import Plan
 from corrnoise.records import Statement
-from corrnoise.records.statement import noise_source
+from corrnoise.records.statement import STOCK
 from corrnoise.torch.setup import Setup
 from corrnoise.torch.without_noise import is_private
-
-# The source of a run with the user's own generator.
-_STOCK = "torch.normal, not cryptographic; nor are the batches, unless a key was given"
 
 
 class Spent:
@@ -67,24 +63,19 @@ def statement(run: Setup, *, steps_taken: int, epsilon: float, delta: float) -> 
             "noise_multiplier must be above 0 for a privacy statement, got 0: the run is not "
             "private, ε = ∞; train with noise, or leave the statement out"
         )
-    exact = isinstance(run.noise, ExactNoise)
-    source = noise_source(run.plan.rounds, exact=exact)
     found = Statement.of(
         run.plan,
         clip_norm=run.clip_norm,
         steps_taken=steps_taken,
         epsilon=epsilon,
         delta=delta,
-        noise_source=source if run.noise else _STOCK,
+        noise_source=None if run.noise else STOCK,
         key_fingerprint=run.key.fingerprint,
         run_id=run.header["run_id"],
         publishes=run.header["publishes"],
         num_parameters=run.num_parameters if run.noise else None,
-        exact_release=exact,
+        exact_release=isinstance(run.noise, ExactNoise),
     )
-    if run.plan.calibration.kind == "certified" and epsilon != run.plan.epsilon:
-        # A part of the run is priced by a bound that holds with certainty.
-        return dataclasses.replace(
-            found, kind="bound", failure_probability=0.0, epsilon_without_sampling=None
-        )
-    return found
+    # A part of a certified run is priced by a bound that holds with certainty.
+    part = run.plan.calibration.kind == "certified" and epsilon != run.plan.epsilon
+    return found.as_bound() if part else found

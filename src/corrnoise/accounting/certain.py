@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 
+from corrnoise._threads import one_blas_thread
 from corrnoise.accounting import allocation, balls_in_bins, gaussian, renyi, roots
 from corrnoise.accounting.bins import Bins
 
@@ -147,6 +148,7 @@ class Curve:
         self._choice: int | None = None  # which comparison is the best; 0 for none of them
         self._last = (0, 0.0)  # steps and ε of the last price
 
+    @one_blas_thread()
     def __call__(self, num_steps: int, delta: float) -> float:
         """The ε of the first steps."""
         found = self._bins(num_steps)

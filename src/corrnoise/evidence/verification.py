@@ -21,6 +21,7 @@ from typing import Any
 
 from corrnoise import _checks as checks
 from corrnoise._rounding import rounded_up
+from corrnoise._threads import one_blas_thread
 from corrnoise.evidence import ledgers, spending
 from corrnoise.evidence.findings import ROUNDING, Findings, Verdict
 from corrnoise.noise import Key
@@ -33,6 +34,7 @@ from corrnoise.records.statement import STOCK, versions
 _REPORT, _TEXT = "report.html", "statement.txt"
 
 
+@one_blas_thread()
 def verify(
     folder: str | os.PathLike[str], *, keys: Sequence[str | os.PathLike[str]] = ()
 ) -> Verdict:

@@ -21,6 +21,7 @@ import numpy as np
 
 from corrnoise import _progress
 from corrnoise._progress import Progress
+from corrnoise._threads import one_blas_thread
 from corrnoise.accounting import Draws, Estimate, gaussian
 from corrnoise.accounting.draws import NO_ATTEMPT
 from corrnoise.planning.plans import Plan
@@ -37,6 +38,7 @@ _UNRECORDED = (1e-9, 1_000, 0)
 _VERIFIED: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
 
 
+@one_blas_thread()
 def verify(plan: Plan, progress: Progress | bool | None = None) -> None:
     """Raise unless the plan guarantees what it states; see ``Plan.verified``."""
     if _VERIFIED.get(id(plan)) is plan:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from corrnoise import _checks as checks
 from corrnoise._progress import Progress
 from corrnoise._rounding import rounded_up
+from corrnoise._threads import one_blas_thread
 from corrnoise.accounting import Draws, Estimate, gaussian
 from corrnoise.accounting.draws import MOST_ATTEMPTS, check_samples
 from corrnoise.mechanisms import Mechanism
@@ -94,6 +95,7 @@ class Calibration:
         """The expected error of the run, per unit of clip norm: σ·‖B‖_F/√n."""
         return self.noise_multiplier * self.mechanism.decoder_rms
 
+    @one_blas_thread()
     def spent(
         self,
         steps_taken: int,

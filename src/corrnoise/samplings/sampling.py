@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from corrnoise._threads import one_blas_thread
 from corrnoise.accounting import gaussian, roots
 from corrnoise.accounting.draws import Draws
 from corrnoise.mechanisms import Mechanism
@@ -151,6 +152,7 @@ class Sampling(ABC):
             high *= 2.0
         return roots.least(price, delta, (1e-6 * high, high), _TOLERANCE, high / 2.0)
 
+    @one_blas_thread()
     def without_draws(
         self,
         mechanism: Mechanism,

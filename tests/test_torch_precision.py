@@ -11,7 +11,8 @@ from training import KEY, dataset, model, private, weights
 
 from corrnoise.noise import CorrelatedNoise
 from corrnoise.torch import PrivacyEngine, precision
-from corrnoise.torch.precision import check_precision, clip_factors, clipped_sum
+from corrnoise.torch.precision import clip_factors, clipped_sum
+from corrnoise.torch.requirements import check_precision
 
 KINDS = (torch.bfloat16, torch.float16)
 

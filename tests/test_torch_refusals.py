@@ -20,6 +20,7 @@ from training import KEY, dataset, loader, model, private, train, weights
 
 import corrnoise as cn
 from corrnoise.torch import PrivacyEngine
+from corrnoise.torch.plans import Request
 
 
 def started(**options):
@@ -178,7 +179,7 @@ def test_after_the_run_a_model_can_be_trained_further_and_pickled(mode, tmp_path
     train(wrapped, optimizer, batches, steps=2)
     engine.close()
     for each in (optimizer, inner):
-        with pytest.raises(ValueError, match="must come before engine"):
+        with pytest.raises(ValueError, match="taken before engine"):
             each.step()
         with pytest.raises(ValueError, match="a new one for each run"):
             started(**options, optimizer=each)
@@ -529,3 +530,26 @@ def test_a_parameter_that_takes_no_part_in_a_step(mode, used):
         return
     with pytest.raises(ValueError, match=r"must take part in the loss, got none of 'sometimes\."):
         first_steps(Sometimes(), mode, steps=used + 1)
+
+
+HASTY = {
+    "mode": ({"grad_sample_mode": "one-pass"}, "grad_sample_mode must be"),
+    "clip": ({"max_grad_norm": -1.0}, "max_grad_norm must be"),
+    "norm": ({"net": nn.Sequential(nn.BatchNorm1d(12), nn.Linear(12, 2))}, "got BatchNorm"),
+    "frozen": ({"net": nn.Linear(12, 2).requires_grad_(False)}, "must have parameters to train"),
+    "double": ({"net": nn.Linear(12, 2).double()}, "trained parameters must be float32"),
+    "words": ({"net": nn.Embedding(5, 2, scale_grad_by_freq=True)}, "scale_grad_by_freq"),
+}
+
+
+@pytest.mark.parametrize("case", HASTY)
+def test_what_no_plan_could_change_is_refused_before_anything_is_priced(case, monkeypatch):
+    def price(self, *_):
+        raise AssertionError("priced")
+
+    monkeypatch.setattr(Request, "with_noise", price)
+    options, words = HASTY[case]
+    with pytest.raises((ValueError, UnsupportedModuleError), match=words):
+        private(PrivacyEngine(), **options)
+    with pytest.raises(AssertionError, match="priced"):
+        private(PrivacyEngine())

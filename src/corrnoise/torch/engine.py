@@ -21,15 +21,17 @@ from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Statement
 from corrnoise.samplings import Sampling
-from corrnoise.torch import accelerated, checkpoint, opacus, owners, resume
+from corrnoise.torch import accelerated, checkpoint, opacus, owners, requirements, resume
 from corrnoise.torch.accountant import Accountant, Entry
 from corrnoise.torch.audit import audit
 from corrnoise.torch.captured import CapturedStep, usual_size
 from corrnoise.torch.loader import batch_size, check_loader, num_examples, users_loader
+from corrnoise.torch.modes import chosen_mode
 from corrnoise.torch.one_pass import OnePassSums
+from corrnoise.torch.options import Options, refuse
 from corrnoise.torch.plans import Request, agreed, check_plan
 from corrnoise.torch.processes import Processes
-from corrnoise.torch.setup import Setup, chosen_mode, set_up
+from corrnoise.torch.setup import Setup, set_up
 from corrnoise.torch.spent import Spent, statement
 from corrnoise.torch.without_noise import is_private
 from corrnoise.workloads import Workload
@@ -183,9 +185,14 @@ class PrivacyEngine:
         Raises:
             ValueError: the plan does not cover what is asked for, with the reason and the remedy.
         """
-        opacus.refuse(unknown, clipping)
-        data_loader = users_loader(data_loader)
-        processes = Processes.of(module)
+        refuse(unknown, clipping)
+        data_loader, processes = users_loader(data_loader), Processes.of(module)
+        options = Options(
+            max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
+            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size, views,
+            exact=self.secure_mode,
+        )  # fmt: skip
+        options = self._admitted(options, module, optimizer, processes)
         if plan is None:
             request = self._request(
                 optimizer, data_loader, epochs, mechanism, num_bands, sampling, poisson_sampling
@@ -200,11 +207,6 @@ class PrivacyEngine:
                 "workload: it has its own; drop them"
             )
         check_plan(plan, data_loader, epochs, processes)
-        options = opacus.Options(
-            max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
-            grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size, views,
-            exact=self.secure_mode,
-        )  # fmt: skip
         return self._begin(plan, processes, module, optimizer, data_loader, options)
 
     def make_private_with_epsilon(
@@ -264,18 +266,18 @@ class PrivacyEngine:
                 that keeps the budget up to rounding, and ε never exceeds its target.
             unknown: as there.
         """
-        opacus.refuse(unknown, clipping)
-        data_loader = users_loader(data_loader)
-        request = self._request(
-            optimizer, data_loader, epochs, mechanism, num_bands, sampling, poisson_sampling
-        )
-        processes = Processes.of(module)
-        plan = agreed(processes, lambda: request.with_epsilon(target_epsilon, target_delta))
-        options = opacus.Options(
+        refuse(unknown, clipping)
+        data_loader, processes = users_loader(data_loader), Processes.of(module)
+        options = Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
             grad_sample_mode, wrap_model, rand_on_empty, max_physical_batch_size, views,
             exact=self.secure_mode,
         )  # fmt: skip
+        options = self._admitted(options, module, optimizer, processes)
+        request = self._request(
+            optimizer, data_loader, epochs, mechanism, num_bands, sampling, poisson_sampling
+        )
+        plan = agreed(processes, lambda: request.with_epsilon(target_epsilon, target_delta))
         return self._begin(plan, processes, module, optimizer, data_loader, options)
 
     def step_function(
@@ -542,6 +544,23 @@ class PrivacyEngine:
             raise ValueError("make_private must come first: there is no run yet")
         return self._setup
 
+    def _admitted(
+        self,
+        options: Options,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        processes: Processes,
+    ) -> Options:
+        """The options with the mode decided; what no plan could change is refused first."""
+        if self._setup is not None:
+            raise ValueError(
+                "make_private must be called once for each engine: a key belongs to one run; "
+                "make another PrivacyEngine"
+            )
+        options = chosen_mode(options, module, processes)
+        requirements.check(module, accelerated.unwrapped(optimizer), processes, options)
+        return options
+
     def _begin(
         self,
         plan: Plan,
@@ -549,15 +568,9 @@ class PrivacyEngine:
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         data_loader: DataLoader[Any],
-        options: opacus.Options,
+        options: Options,
     ) -> Any:
         """Start the run of a plan that fits the loader."""
-        if self._setup is not None:
-            raise ValueError(
-                "make_private must be called once for each engine: a key belongs to one run; "
-                "make another PrivacyEngine"
-            )
-        options = chosen_mode(options, module, processes)
         inner = accelerated.unwrapped(optimizer)
         if options.noise_generator is not None and not plan.mechanism.independent:
             raise ValueError(

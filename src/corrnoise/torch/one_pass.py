@@ -20,6 +20,8 @@ from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.loss import check_loss
 from corrnoise.torch.clipping.recorder import CLOSED
 from corrnoise.torch.loader import StepSampler
+from corrnoise.torch.options import Options
+from corrnoise.torch.pinned import Pinned, check_params, mark
 from corrnoise.torch.placement import flattened, local, place, trained
 from corrnoise.torch.processes import Processes
 
@@ -51,7 +53,7 @@ class OnePassSums:
         plan: Plan,
         processes: Processes,
         sampler: StepSampler,
-        options: opacus.Options,
+        options: Options,
     ) -> None:
         self.params, self.clip_norm = trained(optimizer), options.clip_norm
         self.optimizer, self._processes, self._sampler = optimizer, processes, sampler
@@ -78,8 +80,7 @@ class OnePassSums:
         self._closed = False
         self._skip: list[bool] = []  # what Opacus's memory manager says of batches to come
         self.clipper.recorder.on_start = self._starts
-        self._wrapped = opacus.Wrapped((module, optimizer), optimizer)
-        self._pinned = opacus.mark(optimizer, plan, processes.world_size, options)
+        self._pinned = mark(optimizer, plan, processes.world_size, options)
         # What scripts call the model behind Opacus's wrapper; outside of its submodules.
         object.__setattr__(module, "_module", model)
         self._zero_grad: Callable[..., None] = optimizer.zero_grad
@@ -153,8 +154,8 @@ class OnePassSums:
 
     def check(self) -> None:
         """Raise if the settings or the parameters have changed."""
-        self._pinned.check(opacus.Pinned.of(self._wrapped))
-        opacus.check_params(self.params, trained(self.optimizer))
+        self._pinned.check(Pinned.of(self.optimizer))
+        check_params(self.params, trained(self.optimizer))
 
     def gradients(self) -> list[torch.Tensor]:
         """The sums, as one flat vector: of this process's examples, or its shards of all sums."""
@@ -208,31 +209,6 @@ class OnePassSums:
 
     def _collect(self) -> None:
         self.clipper.collect(self._handed)
-
-
-def objection(module: nn.Module, options: opacus.Options) -> str:
-    """Why our own clipping cannot take this model with these options, or nothing."""
-    if options.noise_generator is not None:
-        return "noise_generator keeps Opacus's own normals"
-    if not options.batch_first:
-        return "the examples must be the first dimension, got batch_first=False"
-    if options.clipping != "flat" or isinstance(options.max_grad_norm, list):
-        return "it clips all layers together, got clipping='per_layer'"
-    if options.rand_on_empty:
-        return "it runs on empty batches, got rand_on_empty=True"
-    if len({param.device for param in module.parameters()}) > 1:
-        return "all parameters must be on one device"
-    for name, part in module.named_modules():
-        if isinstance(part, opacus.MIXING):
-            return (
-                f"{name!r} is a {type(part).__name__}, which mixes the examples of a batch; use "
-                "GroupNorm, or PrivacyEngine.get_compatible_module"
-            )
-        if isinstance(part, opacus.OWN_LAYERS):
-            return f"{name!r} is a {type(part).__name__} of Opacus, which its own hooks know"
-        if getattr(part, "track_running_stats", False):
-            return f"{name!r} keeps running statistics of the data, which are not private"
-    return ""
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

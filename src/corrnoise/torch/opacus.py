@@ -7,9 +7,8 @@ one file.
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -32,6 +31,8 @@ from corrnoise.torch.clipping.loss import check_loss
 from corrnoise.torch.clipping.recorder import CALLED_TWICE, CLOSED
 from corrnoise.torch.finite import clear_, finite_rows, looks_free
 from corrnoise.torch.grid_sums import MOST_EXAMPLES, grid, grid_sum
+from corrnoise.torch.options import Options
+from corrnoise.torch.pinned import Pinned, check_params
 from corrnoise.torch.placement import place
 from corrnoise.torch.precision import clip_factors, clipped_sum, wide_factors
 
@@ -73,57 +74,6 @@ def _wrap_step_loader(*, data_loader: Any, max_batch_size: int, optimizer: Any) 
 batch_memory_manager.wrap_data_loader = _wrap_step_loader
 
 
-_ADAPTIVE = frozenset(
-    {
-        "target_unclipped_quantile",
-        "clipbound_learning_rate",
-        "max_clipbound",
-        "min_clipbound",
-        "unclipped_num_std",
-    }
-)
-
-
-def refuse(unknown: Mapping[str, Any], clipping: str) -> None:
-    """Raise if there is adaptive clipping, or an argument that nobody reads."""
-    adaptive = sorted(_ADAPTIVE & set(unknown))
-    if adaptive or clipping == "adaptive":
-        got = ", ".join(adaptive) or "clipping='adaptive'"
-        raise ValueError(
-            f"clipping must be 'flat' or 'per_layer', got {got}: a clip norm that follows the data "
-            "changes the sensitivity from step to step, and its quantiles cost privacy that the "
-            "plan does not price; choose one max_grad_norm, such as the median norm of gradients "
-            "on public data"
-        )
-    if unknown:
-        raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}; leave them out")
-
-
-@dataclass(frozen=True)
-class Options:
-    """The arguments of ``make_private`` that are Opacus's own, by its names."""
-
-    max_grad_norm: float | list[float]
-    criterion: Any
-    batch_first: bool
-    loss_reduction: str
-    clipping: str
-    noise_generator: torch.Generator | None
-    grad_sample_mode: str
-    wrap_model: bool
-    rand_on_empty: bool
-    max_physical_batch_size: int | None = None
-    views: int = 1
-    joins: bool = False  # whether one step may take several batches
-    exact: bool = False  # whether sums and releases are without rounding: ``secure_mode``
-
-    @property
-    def clip_norm(self) -> float:
-        """C: the clip norm, of all layers together where each has its own."""
-        clips = self.max_grad_norm
-        return math.hypot(*clips) if isinstance(clips, list) else float(clips)
-
-
 @dataclass(frozen=True)
 class Wrapped:
     """What Opacus made of the user's objects.
@@ -145,56 +95,6 @@ class Wrapped:
     def module(self) -> Any:
         """The wrapped model."""
         return self.returned[0]
-
-
-_REASONS = {
-    "noise_multiplier": "the plan has one noise level: drop the noise scheduler",
-    "max_grad_norm": "the plan has one clip norm: drop the clip scheduler or adaptive clipping",
-    "max_grad_norms": "the plan has one clip norm for each layer",
-    "expected_batch_size": "the divisor must not depend on the batch",
-    "loss_reduction": "it belongs to the divisor",
-}
-
-
-@dataclass(frozen=True)
-class Pinned:
-    """What the plan was priced for and must find unchanged at every step, by Opacus's names."""
-
-    noise_multiplier: float
-    max_grad_norm: float
-    max_grad_norms: tuple[float, ...]
-    expected_batch_size: float
-    loss_reduction: str
-
-    @staticmethod
-    def of(wrapped: Wrapped) -> Pinned:
-        """As the optimizer and the module have them now."""
-        optimizer = wrapped.optimizer
-        return Pinned(
-            optimizer.noise_multiplier,
-            optimizer.max_grad_norm,
-            tuple(getattr(optimizer, "max_grad_norms", ())),
-            optimizer.expected_batch_size,
-            optimizer.loss_reduction,
-        )
-
-    def check(self, now: Pinned) -> None:
-        """Raise if something has changed."""
-        for name, reason in _REASONS.items():
-            before, after = getattr(self, name), getattr(now, name)
-            if before != after:
-                raise ValueError(
-                    f"{name} must stay {before!r} for the whole run, got {after!r}; {reason}"
-                )
-
-
-def mark(optimizer: Any, plan: Plan, world_size: int, options: Options) -> Pinned:
-    """Give an optimizer that Opacus did not wrap the attributes that its scripts read."""
-    optimizer.noise_multiplier = plan.noise_multiplier
-    optimizer.max_grad_norm = options.max_grad_norm
-    optimizer.expected_batch_size = plan.divisor / world_size
-    optimizer.loss_reduction = options.loss_reduction
-    return Pinned.of(Wrapped((None, optimizer), optimizer))
 
 
 class OpacusSums:
@@ -221,10 +121,8 @@ class OpacusSums:
         self.left_out: torch.Tensor | int = 0
         self._exact = options.exact
         self.placement = place(wrapped.params, distributed=distributed)
-        self._wrapped, self._pinned = wrapped, Pinned.of(wrapped)
-        self.params, self.clip_norm = wrapped.params, self._pinned.max_grad_norm
-        if self._pinned.max_grad_norms:  # Opacus adds their squares in float32
-            self.clip_norm = math.hypot(*self._pinned.max_grad_norms)
+        self._wrapped, self._pinned = wrapped, Pinned.of(wrapped.optimizer)
+        self.params, self.clip_norm = wrapped.params, options.clip_norm
         self._own_noise: Callable[[], None] = wrapped.optimizer.add_noise
         self._optimizer = wrapped.optimizer
         # Without a wrapper there are hooks alone, which know the model but are none.
@@ -257,7 +155,7 @@ class OpacusSums:
 
     def check(self) -> None:
         """Raise if the settings or the parameters have changed."""
-        self._pinned.check(Pinned.of(self._wrapped))
+        self._pinned.check(Pinned.of(self._optimizer))
         check_params(self.params, list(self._optimizer.params))
 
     def gradients(self) -> list[torch.Tensor]:
@@ -449,7 +347,6 @@ def wrap(
     options: Options,
 ) -> Wrapped:
     """Opacus's objects for a plan; the loader has the plan's batches already."""
-    validate(module)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Secure RNG turned off")
         engine = opacus.PrivacyEngine()
@@ -474,16 +371,6 @@ def wrap(
     # Opacus computes this as int(N·(1/b)), which rounding can make one less, and 0.
     private.expected_batch_size = plan.divisor / world_size
     return Wrapped(returned, private)
-
-
-def check_params(before: Sequence[nn.Parameter], now: Sequence[nn.Parameter]) -> None:
-    """Raise unless these are the same parameters."""
-    if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
-        raise ValueError(
-            f"the optimizer must keep the {len(before)} parameters that make_private saw, got "
-            f"{len(now)}, not all of them the same; freeze, unfreeze or add parameters before "
-            "make_private"
-        )
 
 
 def is_valid(module: nn.Module) -> bool:

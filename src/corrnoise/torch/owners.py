@@ -7,7 +7,6 @@ clipping, so that its steps would either break the guarantee or do nothing.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -23,28 +22,6 @@ _private: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that have had 
 _running: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that own all that they hold
 _stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those whose step was allowed, and runs
 _watched: list[Any] = []  # the hooks, once there is a run
-
-
-def check_parameters(module: nn.Module, params: Sequence[nn.Parameter]) -> None:
-    """Raise unless the trained parameters of an optimizer are those of a module, all of them."""
-    names = {id(param): name for name, param in module.named_parameters()}
-    held = {id(param) for param in params}
-    strange = [param for param in params if id(param) not in names]
-    if strange:
-        raise ValueError(
-            f"optimizer must hold parameters of the module alone, got one of shape "
-            f"{tuple(strange[0].shape)} that the module does not have; make it from "
-            "module.parameters(), and put what else is trained, such as a loss with weights, into "
-            "the module"
-        )
-    left = [n for n, p in module.named_parameters() if p.requires_grad and id(p) not in held]
-    if left:
-        raise ValueError(
-            f"optimizer must hold every parameter of the module that requires a gradient, got none "
-            f"of {', '.join(map(repr, left[:3]))}{' and others' if left[3:] else ''}, whose "
-            "gradients would be neither clipped nor noisy; freeze what is not trained "
-            "(requires_grad_(False)), or give it to the optimizer"
-        )
 
 
 def check_new(optimizer: Optimizer) -> None:

@@ -22,10 +22,8 @@ privacy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch import nn
 
 from corrnoise.torch.clipping.products import squared, weighted_sum
 
@@ -78,65 +76,9 @@ def clipped_sum(grad: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     return total.view(grad.shape[1:])
 
 
-def check_precision(
-    params: Sequence[nn.Parameter], *, distributed: bool, stock_noise: bool
-) -> None:
-    """Raise unless gradients of these parameters are clipped and summed in float32.
-
-    Args:
-        params: that are trained.
-        distributed: whether gradients are summed over processes.
-        stock_noise: whether Opacus draws the noise, in the type of the parameters.
-    """
-    kinds = sorted({str(p.dtype) for p in params if p.dtype != torch.float32})
-    if not kinds:
-        return
-    got = ", ".join(kinds).replace("torch.", "")
-    if distributed:
-        raise ValueError(
-            f"trained parameters must be float32 in several processes, got {got}; sums would be "
-            "rounded to that type before all of the noise is added: use float32 parameters"
-        )
-    if stock_noise:
-        raise ValueError(
-            f"noise_generator must be left out for parameters in {got}; Opacus would round the "
-            "sums to that type before it adds the noise: drop it, or use float32 parameters"
-        )
-
-
 def rows_at_a_time(grad: torch.Tensor) -> Sequence[torch.Tensor]:
     """The gradients of some examples at a time, as rows."""
     if len(grad) == 0:
         return ()
     flat = grad.detach().reshape(len(grad), -1)
     return flat.split(max(1, _CHUNK // max(1, flat.shape[1])))
-
-
-def check_inputs(module: nn.Module) -> None:
-    """Let each of torch's layers refuse float64 inputs at its first call, in words.
-
-    Only where torch would fail itself: a layer of the user's own may convert its input.
-
-    Args:
-        module: the model, whose parameters are no float64.
-    """
-    for name, layer in module.named_modules():
-        code = getattr(type(layer).forward, "__module__", "")
-        if code.startswith("torch.nn.modules") and not isinstance(layer, nn.RMSNorm):
-            own = next(layer.parameters(recurse=False), None)
-            if own is not None:
-                _watch(name, layer, own.dtype)
-
-
-def _watch(name: str, layer: nn.Module, wanted: torch.dtype) -> None:
-    def check(_: nn.Module, args: tuple[Any, ...]) -> None:
-        first = args[0] if args else None
-        if isinstance(first, torch.Tensor) and first.dtype == torch.float64:
-            raise ValueError(
-                f"the inputs of the layer {name!r} must have the type of its parameters, "
-                f"{wanted}, got torch.float64; convert the data, as by inputs.float()"
-            )
-        handle.remove()  # the first batch shows it
-
-    plain: Any = torch.compiler.disable  # a compiled model must not compile the check
-    handle = layer.register_forward_pre_hook(plain(check), prepend=True)

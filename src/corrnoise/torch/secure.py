@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from corrnoise.planning import Plan
-from corrnoise.torch.opacus import Options
+from corrnoise.torch.options import Options
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.without_noise import is_private
 

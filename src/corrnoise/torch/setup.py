@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from corrnoise import _checks as checks
 from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.noise.exact import ExactNoise
 from corrnoise.planning import Plan
@@ -22,25 +21,20 @@ from corrnoise.records.header import header
 from corrnoise.records.keys import keep_key, open_key
 from corrnoise.torch import opacus, owners, secure, seeds
 from corrnoise.torch.adam import introduce
-from corrnoise.torch.clipping.layers import layers
-from corrnoise.torch.criterion import ExampleLoss
 from corrnoise.torch.draws import StepDraws
 from corrnoise.torch.fingerprint import data_digest, parameter_digest
 from corrnoise.torch.gradient_noise import GradientNoise
 from corrnoise.torch.loader import StepSampler, step_loader
+from corrnoise.torch.modes import OWN
 from corrnoise.torch.one_pass import OnePassSums
-from corrnoise.torch.one_pass import objection as one_pass_objection
+from corrnoise.torch.options import Options
 from corrnoise.torch.placement import trained
-from corrnoise.torch.precision import check_inputs, check_precision
 from corrnoise.torch.processes import Processes
+from corrnoise.torch.requirements import check_inputs
 from corrnoise.torch.step import PrivateStep
 from corrnoise.torch.without_noise import is_private
 
-OWN = "one_pass"  # the mode of our own clipping
-GHOST = ("ghost", "ghost_fsdp")  # Opacus's names for clipping without gradients of single examples
 NO_NOISE = "none"  # in the header of a run that is not private
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -86,7 +80,7 @@ def set_up(
     key: Any,
     ledger: Path | None,
     next_step: Callable[[], int],
-    options: opacus.Options,
+    options: Options,
 ) -> tuple[Setup, Any]:
     """Wrap module, optimizer and loader with Opacus, and put the plan's parts in.
 
@@ -111,25 +105,6 @@ def set_up(
         the setup, and what ``make_private`` returns.
     """
     params = trained(optimizer)
-    if not params:
-        raise ValueError(
-            "module must have parameters to train, got none that requires a gradient; "
-            "unfreeze some before make_private"
-        )
-    owners.check_parameters(module, params)
-    owners.check_new(optimizer)
-    wide = {str(p.dtype) for p in params if p.dtype not in _DTYPES}
-    if wide:
-        raise ValueError(
-            f"trained parameters must be float32, bfloat16 or float16, got {', '.join(wide)}; "
-            "noise is made in float32: convert the model"
-        )
-    if options.grad_sample_mode != OWN:
-        check_precision(
-            params,
-            distributed=processes.distributed,
-            stock_noise=options.noise_generator is not None,
-        )
     if options.exact:
         secure.check(plan, params, processes, options)
     options = dataclasses.replace(options, joins=_may_join(plan))
@@ -226,81 +201,6 @@ def set_up(
         options.noise_generator,
     )
     return setup, returned
-
-
-def chosen_mode(options: opacus.Options, module: nn.Module, processes: Processes) -> opacus.Options:
-    """The options with the way of taking and clipping gradients decided.
-
-    In Opacus's ghost modes our own clipping is used, with a criterion in what is returned, as their
-    scripts expect. Opacus multiplies the losses by the clip factors there and computes gradients a
-    second time, which norms of the first ones do not bound.
-
-    Raises:
-        ValueError: it is not covered.
-    """
-    mode = options.grad_sample_mode
-    if options.clipping not in ("flat", "per_layer"):
-        raise ValueError(
-            f"clipping must be 'flat' or 'per_layer', got {options.clipping!r}; a clip norm that "
-            "follows the data changes the sensitivity from step to step, which the plan does not "
-            "price"
-        )
-    checks.choice("grad_sample_mode", mode, ("auto", OWN, *GHOST, *opacus.MODES))
-    clips = options.max_grad_norm
-    if isinstance(clips, list) != (options.clipping == "per_layer"):
-        raise ValueError(
-            "max_grad_norm must be a list, of a clip norm for each parameter, with "
-            f"clipping='per_layer' and one number otherwise, got {clips!r} with "
-            f"clipping={options.clipping!r}"
-        )
-    for clip in clips if isinstance(clips, list) else [clips]:
-        checks.number("max_grad_norm", clip, 0.0, open_low=True)
-    for name, part in module.named_modules():
-        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None:
-            raise ValueError(
-                f"an embedding must not have max_norm, got {part.max_norm:g} in {name!r}: its rows "
-                "would be scaled in the forward pass, without noise, where examples have their "
-                "tokens; drop it"
-            )
-    objection = one_pass_objection(module, options)
-    if mode in (OWN, *GHOST) and objection:
-        raise ValueError(f"grad_sample_mode={mode!r} cannot take this model: {objection}")
-    criterion = None
-    if mode in GHOST:
-        criterion, mode = ExampleLoss(options.criterion, options.loss_reduction), OWN
-    if mode == "auto":
-        mode = "hooks" if objection or options.exact else OWN
-    if mode != OWN and processes.sharded:
-        raise ValueError(
-            f"grad_sample_mode must be {OWN!r} for a model of fully_shard, got {mode!r}"
-            + (f"; but {OWN!r} cannot take this model: {objection}" if objection else "")
-        )
-    if processes.sharded:
-        _check_sharded(module)
-    checks.integer("views", options.views, 1)
-    if mode != OWN and options.views > 1:
-        raise ValueError(
-            f"views must be 1 with grad_sample_mode={mode!r}, got {options.views}; several views "
-            f"need {OWN!r}" + (f", which cannot take this model: {objection}" if objection else "")
-        )
-    if mode != OWN and options.max_physical_batch_size is not None:
-        raise ValueError(
-            f"max_physical_batch_size must be left out with grad_sample_mode={mode!r}; use "
-            f"Opacus's BatchMemoryManager, or grad_sample_mode={OWN!r}"
-        )
-    return dataclasses.replace(options, grad_sample_mode=mode, criterion=criterion)
-
-
-def _check_sharded(module: nn.Module) -> None:
-    """Raise if a layer has to be run again for its gradients: its parameters are sharded then."""
-    trained = {id(param) for param in module.parameters() if param.requires_grad}
-    again = [layer for layer in layers(module, trained) if layer.handler is None]
-    if again:
-        raise ValueError(
-            f"every trained layer of a model of fully_shard must have a handler, got none for "
-            f"{again[0].name or 'the model'!r} ({type(again[0].module).__name__}): use "
-            "DistributedDataParallel, freeze the layer, or register a handler for it"
-        )
 
 
 def _noise_name(plan: Plan, noise: CorrelatedNoise | ExactNoise | None) -> str:

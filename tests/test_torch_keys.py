@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from training import KEY, loader, model, private, train
+from training import KEY, loader, model, private, train, weights
 
 from corrnoise.noise import Key
 from corrnoise.noise.generator.key import key_use
@@ -175,3 +175,19 @@ def test_the_kernel_gives_the_same_sums():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     code = ["-W", "ignore", "-c", INTERPRETED]
     subprocess.run([sys.executable, *code], check=True, env=environment)
+
+
+def test_one_key_serves_one_run_however_early_both_began(tmp_path):
+    """As in a notebook that makes all of its runs first."""
+    keys._RELEASED.clear()
+    key, runs = Key.generate(), []
+    for name in ("one", "other"):
+        engine = PrivacyEngine(key=key, ledger=tmp_path / name)
+        runs.append((engine, *private(engine)))
+    train(*runs[0][1:], steps=2)
+    before = weights(runs[1][1])
+    with pytest.raises(ValueError, match="key must be of one run"):
+        train(*runs[1][1:], steps=1)
+    train(*runs[0][1:], steps=1)
+    assert [run[0].steps_released for run in runs] == [3, 0]
+    assert torch.equal(weights(runs[1][1]), before)

@@ -21,7 +21,7 @@ from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger, Statement
 from corrnoise.records.header import header
-from corrnoise.records.keys import keep_key, open_key
+from corrnoise.records.keys import Use, keep_key, open_key
 
 Array = Any
 Tree = Any
@@ -100,8 +100,7 @@ class PrivateRun:
             place,
             self.key.subkey("ledger"),
         )
-        self._mark = keep_key(key, self.key, self._ledger)
-        self._marked = False
+        self._use: Use | None = keep_key(key, self.key, self._ledger)
 
     @property
     def steps_released(self) -> int:
@@ -132,10 +131,12 @@ class PrivateRun:
         if not 0 <= step < n:
             raise ValueError(f"step must be in [0, {n}), as planned, got {step}; make a new plan")
         self._check(sums, step)
+        if self._use is not None:
+            self._use.claim()
         self._ledger.record(step, self._digest(b"gradient" + str(step).encode(), sums))
-        if not self._marked:
-            self._mark()
-            self._marked = True
+        if self._use is not None:
+            self._use.mark()
+            self._use = None
         return self._update(sums, state, self._secret)
 
     def epsilon(self, steps_taken: int | None = None, delta: float | None = None) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from corrnoise.noise import Key
@@ -11,6 +11,40 @@ from corrnoise.records.ledger import Ledger, read_entries
 
 # The runs of this process that have released steps, by the fingerprints of their keys.
 _RELEASED: dict[str, str] = {}
+_SHARED = (
+    "key must be of one run, but another run of this process has released steps with it; two runs "
+    "with the same noise reveal the difference of their gradients: use Key.generate() for each run"
+)
+
+
+@dataclass(frozen=True)
+class Use:
+    """The use of a key by a run.
+
+    Attributes:
+        key: the secret.
+        run_id: of the run.
+        path: of the key's file, if it has one.
+    """
+
+    key: Key
+    run_id: str
+    path: Path | None
+
+    def claim(self) -> None:
+        """Call this before the first step is recorded.
+
+        Raises:
+            ValueError: another run of this process has released steps with the key, begun before
+                or after this one.
+        """
+        if _RELEASED.setdefault(self.key.fingerprint, self.run_id) != self.run_id:
+            raise ValueError(_SHARED)
+
+    def mark(self) -> None:
+        """Call this when the first step is recorded, before it is released."""
+        if self.path is not None:
+            mark_released(self.path, self.run_id)
 
 
 def forget(key: Key) -> None:
@@ -30,11 +64,7 @@ def open_key(source: object, ledger: Path | None) -> tuple[Key, str | None]:
     if isinstance(source, Key):
         known = _RELEASED.get(source.fingerprint)
         if known is not None and _run_of(ledger) != known:
-            raise ValueError(
-                "key must be of one run, but another run of this process has released steps with "
-                "it; two runs with the same noise reveal the difference of their gradients: use "
-                "Key.generate() for each run"
-            )
+            raise ValueError(_SHARED)
         return source, None
     path = Path(str(source))
     entries = read_entries(ledger) if ledger is not None and ledger.exists() else None
@@ -74,14 +104,11 @@ def _run_of(ledger: Path | None) -> str | None:
     return entries[0].get("run_id") if entries else None
 
 
-def keep_key(source: object, key: Key, ledger: Ledger) -> Callable[[], None]:
+def keep_key(source: object, key: Key, ledger: Ledger) -> Use:
     """Save a new key where the user wants it, with the name of its run.
 
     The ledger must be there already. A process that is killed before leaves a ledger without
     steps, which binds nobody; a key without a ledger might have been used.
-
-    Returns:
-        what to call when the first step is recorded: it marks the key as used.
 
     Raises:
         ValueError: another process has saved another key there since the path was looked at.
@@ -99,10 +126,4 @@ def keep_key(source: object, key: Key, ledger: Ledger) -> Callable[[], None]:
     except BaseException:
         ledger.close()
         raise
-
-    def mark() -> None:
-        _RELEASED[key.fingerprint] = run_id
-        if path is not None:
-            mark_released(path, run_id)
-
-    return mark
+    return Use(key, run_id, path)

@@ -171,7 +171,7 @@ def set_up(
         order=drawn.order,
     )
     book = _open_ledger(ledger, opened, secret, processes)
-    marker = keep_key(key, secret, book) if processes.rank == 0 else None
+    use = keep_key(key, secret, book) if processes.rank == 0 else None
     step = PrivateStep(
         sums,
         noise,
@@ -183,7 +183,7 @@ def set_up(
         processes,
         stand_in=options.rand_on_empty,
         joins=options.joins,
-        on_first=marker,
+        use=use,
     )
     sums.attach(step)
     check_inputs(module)

@@ -17,6 +17,7 @@ from torch import nn
 from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.noise.exact import ExactNoise
 from corrnoise.records import Ledger
+from corrnoise.records.keys import Use
 from corrnoise.torch import finite
 from corrnoise.torch.draws import StepDraws
 from corrnoise.torch.fingerprint import PositionHash, keyed
@@ -105,7 +106,7 @@ class PrivateStep:
             cannot run on an empty batch; its gradient is replaced by zeros.
         joins: whether one step may take several batches in a row: only where batches are disjoint
             and each step has noise of its own, so that an example still takes part once.
-        on_first: called when the first step has been recorded, before it is released.
+        use: of the key, in the process that keeps its file.
     """
 
     def __init__(
@@ -121,14 +122,14 @@ class PrivateStep:
         *,
         stand_in: bool = False,
         joins: bool = False,
-        on_first: Callable[[], None] | None = None,
+        use: Use | None = None,
     ) -> None:
         self.taken = 0  # how many steps were taken
         self.sums = sums
         sampler.restart = sums.drop
         self._process, self._stand_in = os.getpid(), stand_in
         self._processes = processes
-        self._on_first, self._joins = on_first, joins
+        self._use, self._joins = use, joins
         self._warned = False
         self._hash = PositionHash(key.subkey("positions"))
         self._noise = noise
@@ -163,11 +164,13 @@ class PrivateStep:
             for grad in grads:
                 grad.zero_()
         digest = self._digest(step, grads, 0 if empty else self.sums.left_out)
+        if self._use is not None:
+            self._use.claim()
         for each in range(first, step + 1):
             self.ledger.record(each, digest)
-        if self._on_first is not None:
-            self._on_first()
-            self._on_first = None
+        if self._use is not None:
+            self._use.mark()
+            self._use = None
         if self._noise is None:
             self.sums.own_noise()
             return step + 1

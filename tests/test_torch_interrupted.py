@@ -13,7 +13,7 @@ import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from training import KEY, loader, private, weights
+from training import KEY, loader, model, private, weights
 
 import corrnoise as cn
 from corrnoise.noise import Key
@@ -341,3 +341,44 @@ def test_a_stand_in_for_an_empty_batch_contributes_nothing():
     assert empty
     assert all(norm == 0.0 for norms in empty for norm in norms)
     assert all(max(norms) > 0.0 for size, norms in seen if size)
+
+
+@pytest.mark.parametrize("then", ["go on", "close"])
+def test_a_layer_that_is_interrupted_gets_its_parameters_back(monkeypatch, then):
+    """Torch calls no hook after KeyboardInterrupt."""
+    engine, net, optimizer, batches = start_one_pass()
+    known = dict(net.named_parameters())
+    pairs = iter(batches)
+    step(net, optimizer, *next(pairs))
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.nn.functional, "linear", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            net(next(pairs)[0])
+    if then == "go on":
+        for pair in batches:
+            step(net, optimizer, *pair)
+    engine.close()
+    assert all(param is known[name] for name, param in net.named_parameters())
+    assert all(isinstance(param, torch.nn.Parameter) for param in net.parameters())
+    whole, other, optimizer, batches = start_one_pass()
+    for pair in batches:
+        step(other, optimizer, *pair)
+    assert engine.steps_taken == (whole.steps_taken if then == "go on" else 1)
+    if then == "go on":
+        assert torch.equal(weights(net), weights(other))
+
+
+def start_one_pass():
+    engine, net = PrivacyEngine(key=KEY), model()
+    _, optimizer, batches = private(engine, net=net, grad_sample_mode="one_pass")
+    return engine, net, optimizer, batches
+
+
+def step(net, optimizer, x, y):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import pytest
@@ -553,3 +554,47 @@ def test_what_no_plan_could_change_is_refused_before_anything_is_priced(case, mo
         private(PrivacyEngine(), **options)
     with pytest.raises(AssertionError, match="priced"):
         private(PrivacyEngine())
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_gradient_of_a_frozen_parameter_is_not_applied(mode, late):
+    """One that was there before the run, or that comes while the parameter is thawed."""
+    net = model()
+    first, *_ = layers = [part for part in net if isinstance(part, nn.Linear)]
+    nn.functional.cross_entropy(net(dataset().tensors[0]), dataset().tensors[1]).backward()
+    first.requires_grad_(False)
+    for layer in layers[1:] if not late else layers:
+        layer.zero_grad()
+    engine = PrivacyEngine(key=KEY)
+    net, optimizer, batches = private(engine, net=net, grad_sample_mode=mode)
+    before = [param.detach().clone() for param in first.parameters()]
+    x, y = next(iter(batches))
+    first.requires_grad_(late)
+    nn.functional.cross_entropy(net(x), y).backward()
+    first.requires_grad_(False)
+    with pytest.raises(ValueError, match="a frozen parameter must have no gradient"):
+        optimizer.step()
+    assert engine.steps_released == 0
+    assert all(map(torch.equal, before, first.parameters()))
+    first.zero_grad()
+    train(net, optimizer, batches, steps=2)
+    assert engine.steps_released == 2
+    assert all(map(torch.equal, before, first.parameters()))
+
+
+def test_a_copy_of_model_and_optimizer_is_not_trained():
+    engine = PrivacyEngine(key=KEY)
+    net, optimizer, batches = private(engine)
+    train(net, optimizer, batches, steps=1)
+    copied, _ = copy.deepcopy((net, optimizer))
+    x, y = dataset().tensors
+    with pytest.raises(ValueError, match="got a copy of it"):
+        nn.functional.cross_entropy(copied(x), y).backward()
+    assert copied.eval()(x).requires_grad  # it may be looked at
+    with torch.no_grad():
+        copied.train()(x)
+    train(net, optimizer, batches, steps=2)
+    assert engine.steps_released == 3
+    engine.close()
+    nn.functional.cross_entropy(copied(x), y).backward()  # as the model itself

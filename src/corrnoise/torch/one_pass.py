@@ -155,7 +155,7 @@ class OnePassSums:
     def check(self) -> None:
         """Raise if the settings or the parameters have changed."""
         self._pinned.check(Pinned.of(self.optimizer))
-        check_params(self.params, trained(self.optimizer))
+        check_params(self.params, self.optimizer)
 
     def gradients(self) -> list[torch.Tensor]:
         """The sums, as one flat vector: of this process's examples, or its shards of all sums."""

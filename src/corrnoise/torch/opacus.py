@@ -156,7 +156,7 @@ class OpacusSums:
     def check(self) -> None:
         """Raise if the settings or the parameters have changed."""
         self._pinned.check(Pinned.of(self._optimizer))
-        check_params(self.params, list(self._optimizer.params))
+        check_params(self.params, self._optimizer.original_optimizer)
 
     def gradients(self) -> list[torch.Tensor]:
         """The sums, where Opacus keeps them.

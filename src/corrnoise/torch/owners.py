@@ -74,7 +74,8 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         raise ValueError(
             "the parameters of a private run must be changed by the optimizer that make_private "
             "returned alone, got a step of another one, whose gradients are neither clipped nor "
-            "noisy; call engine.close() when the run is over, or train a copy of the model"
+            "noisy; call engine.close() when the run is over, or train another model, with the "
+            "state_dict of this one"
         )
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from corrnoise.planning import Plan
 from corrnoise.torch.options import Options
+from corrnoise.torch.placement import trained
 
 _REASONS = {
     "noise_multiplier": "the plan has one noise level: drop the noise scheduler",
@@ -60,11 +61,21 @@ def mark(optimizer: Any, plan: Plan, world_size: int, options: Options) -> Pinne
     return Pinned.of(optimizer)
 
 
-def check_params(before: Sequence[nn.Parameter], now: Sequence[nn.Parameter]) -> None:
-    """Raise unless these are the same parameters."""
+def check_params(before: Sequence[nn.Parameter], optimizer: Any) -> None:
+    """Raise unless an optimizer trains the same parameters, and finds no gradient of others."""
+    now = trained(optimizer)
     if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
         raise ValueError(
             f"the optimizer must keep the {len(before)} parameters that make_private saw, got "
             f"{len(now)}, not all of them the same; freeze, unfreeze or add parameters before "
             "make_private"
+        )
+    every = [param for group in optimizer.param_groups for param in group["params"]]
+    other = next((p for p in every if not p.requires_grad and p.grad is not None), None)
+    if other is not None:
+        raise ValueError(
+            f"a frozen parameter must have no gradient at a step, got one of shape "
+            f"{tuple(other.shape)}, which the optimizer would apply without clipping and noise; "
+            "call optimizer.zero_grad() after make_private, and keep frozen what is frozen: "
+            "nothing was released"
         )

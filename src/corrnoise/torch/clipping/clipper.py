@@ -125,6 +125,7 @@ class Clipper:
 
     def drop(self) -> None:
         """Forget everything of the batch."""
+        self.recorder.recover()
         self.recorder.take()
         self.examples = 0
         self._begun = False

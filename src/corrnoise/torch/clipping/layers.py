@@ -27,18 +27,16 @@ class Layer:
     params: dict[str, nn.Parameter]
     handler: handlers.Handler | None
 
-    def stand_aside(self) -> list[Tensor]:
-        """Put constants in the place of the parameters; what was there is returned."""
-        before: list[Tensor] = []
+    def stand_aside(self, before: list[Tensor]) -> None:
+        """Put constants in the place of the parameters; each is noted first, also for Ctrl-C."""
         for name in self.params:
             owner, key = self._slot(name)
             before.append(owner[key])
             owner[key] = before[-1].detach()
-        return before
 
     def come_back(self, before: Sequence[Tensor]) -> None:
-        """Put them back."""
-        for name, value in zip(self.params, before, strict=True):
+        """Put back those that were noted."""
+        for name, value in zip(self.params, before, strict=False):
             owner, key = self._slot(name)
             owner[key] = value
 

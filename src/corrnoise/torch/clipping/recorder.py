@@ -138,6 +138,13 @@ def outside(layer: Layer) -> ValueError:
     )
 
 
+COPIED = (
+    "a private run trains the model that make_private saw, got a copy of it that was made since "
+    "then, whose gradients are neither clipped nor noisy; call a copy in evaluation mode or under "
+    "torch.no_grad(), or make it after engine.close()"
+)
+
+
 def backward_pass() -> int:
     """Which backward pass runs, or -1: checkpointing calls layers once more in it."""
     return _task()
@@ -181,6 +188,8 @@ class Recorder:
         self._number = 0  # of calls of the whole model
         self._first: int | None = None  # of them on several examples
         self._inside = False  # whether the whole model runs
+        self._model, self._closed = model, False
+        self._away: list[tuple[Layer, list[list[Tensor]]]] = []  # what stands aside, by layer
         self.paused = False
         self._separate = Separate(model, self.layers if probe else ())
         self.loss = LoopLoss(mean=mean, views=views)
@@ -204,8 +213,18 @@ class Recorder:
         calls, self.calls = self.calls, []
         return calls
 
+    def recover(self) -> None:
+        """Put back what an interrupted call left: torch calls no hooks then."""
+        for layer, away in self._away:
+            if away:
+                layer.come_back(away[0])
+                away.clear()
+        self._inside = False
+
     def close(self) -> None:
         """Leave the model alone from now on."""
+        self.recover()
+        self._closed = True
         self._separate.close()
         self.loss.close()
         for handle in self._handles:
@@ -218,6 +237,11 @@ class Recorder:
     def _starts(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self._recording():
             return
+        if module is not self._model:  # a copy of it has the hooks too
+            if module.training and not self._closed:
+                raise ValueError(COPIED)
+            return
+        self.recover()
         found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not found or found[0].dim() == 0:
             raise ValueError(
@@ -237,24 +261,28 @@ class Recorder:
         self._inside = True
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._recording():
+        if self._recording() and module is self._model:
             self._inside = False
             if backward_pass() < 0:
                 self.loss.gives(fallback.tensors(output))
 
     def _watch(self, layer: Layer) -> None:
         away: list[list[Tensor]] = []
+        self._away.append((layer, away))
 
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if not self._recording():
+            if not self._recording() or module is not layer.module:
                 return None
             if not self._inside and backward_pass() < 0:
                 raise outside(layer)
-            away.append(layer.stand_aside())
+            away.append([])
+            layer.stand_aside(away[-1])
             args = handlers.in_autocast(module, self._expanded(layer, args))
             return args, kwargs
 
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            if module is not layer.module:
+                return None
             if away:
                 layer.come_back(away.pop())
             if output is None or not self._recording():  # the layer itself failed

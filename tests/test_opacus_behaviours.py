@@ -193,6 +193,28 @@ class TestWithoutNoise:
         assert second.get_epsilon(1e-5) == math.inf
         assert len(second.accountant) == 5
 
+    @pytest.mark.parametrize("by_hand", [False, True])
+    def test_what_was_inherited_stays_in_later_checkpoints(self, tmp_path, by_hand):
+        first, net, optimizer, batches = unprotected(sampling="fixed")
+        train(net, optimizer, batches, steps=3)
+        with pytest.warns(UserWarning, match="cannot be resumed"):
+            first.save_checkpoint(path=tmp_path / "free", module=net, optimizer=optimizer)
+        kept = {"key": tmp_path / "key", "ledger": tmp_path / "ledger"}
+        second, net, optimizer, batches = started(PrivacyEngine(**kept))
+        with pytest.warns(UserWarning, match=r"without noise.*ε = ∞"):
+            second.load_checkpoint(path=tmp_path / "free", module=net, optimizer=optimizer)
+        train(net, optimizer, batches, steps=2)
+        second.save_checkpoint(path=tmp_path / "own", module=net, optimizer=optimizer)
+        second.close()
+        third, net, optimizer, batches = started(PrivacyEngine(**kept), net=model(seed=9))
+        if by_hand:
+            third.load_state_dict(second.state_dict())
+        else:
+            third.load_checkpoint(path=tmp_path / "own", module=net, optimizer=optimizer)
+        assert third.get_epsilon(1e-5) == third.statement().epsilon == math.inf
+        assert third.accountant.history == second.accountant.history
+        assert len(third.accountant) == 5
+
     def test_it_does_not_become_a_plan_for_others(self):
         engine, *_ = unprotected()
         with pytest.raises(ValueError, match="noise_multiplier must be"):

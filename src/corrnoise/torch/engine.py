@@ -401,7 +401,7 @@ class PrivacyEngine:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs besides model and optimizer: plain values and tensors, no key."""
-        return resume.state(self._started)
+        return resume.state(self._started, self._inherited)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict`` was taken.
@@ -410,7 +410,7 @@ class PrivacyEngine:
             ValueError: it belongs to another run, or the ledger does not know its steps.
         """
         resume.check(self._started, state)
-        resume.restore(self._started, state)
+        self._inherited = resume.restore(self._started, state)
 
     def publish(self) -> None:
         """Say that what is saved now is published, before ``state_dict()`` is saved by hand.
@@ -441,6 +441,7 @@ class PrivacyEngine:
             self._started,
             module.state_dict(**(module_state_dict_kwargs or {})),
             self.accountant.state_dict(),
+            self._inherited,
             optimizer=optimizer,
             noise_scheduler=noise_scheduler,
             grad_clip_scheduler=grad_clip_scheduler,
@@ -488,7 +489,7 @@ class PrivacyEngine:
         if foreign:
             self._inherited = resume.inherited(data)
         else:
-            resume.restore(self._started, data["corrnoise"])
+            self._inherited = resume.restore(self._started, data["corrnoise"])
         return data
 
     def close(self) -> None:

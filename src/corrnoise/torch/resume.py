@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from corrnoise.torch.accountant import Entry
@@ -27,14 +27,20 @@ def warn_if_final(*, key_kept: bool, ledger_kept: bool) -> None:
         )
 
 
-def state(run: Setup) -> dict[str, Any]:
-    """What a checkpoint needs besides model and optimizer: plain values and tensors, no key."""
+def state(run: Setup, inherited: Sequence[Entry]) -> dict[str, Any]:
+    """What a checkpoint needs besides model and optimizer: plain values and tensors, no key.
+
+    Args:
+        run: that has begun.
+        inherited: the history of a run without noise whose weights it has taken over.
+    """
     return {
         "header": dict(run.header),
         "step": run.step.taken,
         "rank": run.processes.rank,
         "noise": None if run.noise is None else run.noise.state_dict(),
         "noise_generator": None if run.generator is None else run.generator.get_state(),
+        "inherited": list(inherited),
     }
 
 
@@ -69,8 +75,8 @@ def check(run: Setup, state: Mapping[str, Any]) -> None:
         )
 
 
-def restore(run: Setup, state: Mapping[str, Any]) -> None:
-    """Continue where a state was taken that ``check`` has accepted."""
+def restore(run: Setup, state: Mapping[str, Any]) -> list[Entry]:
+    """Continue where a state was taken that ``check`` has accepted; what the run had inherited."""
     step = int(state["step"])
     if run.noise is not None and step < run.plan.num_steps:
         if state["rank"] == run.processes.rank:
@@ -81,10 +87,15 @@ def restore(run: Setup, state: Mapping[str, Any]) -> None:
         run.generator.set_state(state["noise_generator"])
     run.step.sums.drop()
     run.step.taken = step
+    return [_entry(each) for each in state["inherited"]]
 
 
 def contents(
-    run: Setup, module_state: Mapping[str, Any], accountant: Mapping[str, Any], **parts: Any
+    run: Setup,
+    module_state: Mapping[str, Any],
+    accountant: Mapping[str, Any],
+    inherited: Sequence[Entry],
+    **parts: Any,
 ) -> dict[str, Any]:
     """The contents of a checkpoint, in the shape of Opacus's own.
 
@@ -92,6 +103,7 @@ def contents(
         run: that has begun.
         module_state: of the model.
         accountant: its state; Opacus's own accountants do not continue it.
+        inherited: as in ``state``.
         parts: the optimizer and the schedulers, by the names of their arguments, or ``None``.
 
     Raises:
@@ -106,7 +118,7 @@ def contents(
     return {
         "module_state_dict": module_state,
         "privacy_accountant_state_dict": accountant,
-        "corrnoise": state(run),
+        "corrnoise": state(run, inherited),
         **states,
     }
 
@@ -133,10 +145,12 @@ def without_noise(run: Setup, data: Mapping[str, Any]) -> bool:
 
 def inherited(data: Mapping[str, Any]) -> list[Entry]:
     """The history of a checkpoint."""
-    return [
-        (float(noise), float(rate), int(steps))
-        for noise, rate, steps in data["privacy_accountant_state_dict"]["history"]
-    ]
+    return [_entry(each) for each in data["privacy_accountant_state_dict"]["history"]]
+
+
+def _entry(values: Sequence[Any]) -> Entry:
+    noise, rate, steps = values
+    return float(noise), float(rate), int(steps)
 
 
 def check_contents(

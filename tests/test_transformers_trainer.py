@@ -23,11 +23,12 @@ from transformers import (
     DataCollatorForTokenClassification,
     DataCollatorWithFlattening,
     DataCollatorWithPadding,
+    TrainerCallback,
     get_linear_schedule_with_warmup,
 )
 
 from corrnoise.noise import Key
-from corrnoise.records import keys
+from corrnoise.records import keys, read_entries
 from corrnoise.torch import AdamW, PrivacyEngine
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.reference import clipped_sums
@@ -104,6 +105,34 @@ def test_the_statement_and_the_report_lie_beside_the_model(tmp_path):
     assert "learning_rate" in logged
     assert state["total_flos"] == 0
     assert state["num_input_tokens_seen"] == 0
+
+
+def test_a_model_that_is_saved_is_published(tmp_path):
+    """Else another run could put the same noise on other gradients."""
+    run = t.trainer(tmp_path / "run", publishes="checkpoints", callbacks=[Stop()])
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    with pytest.raises(ValueError, match=r"the ledger .* must be open"):
+        run.save_model(str(tmp_path / "early"))
+    assert not (tmp_path / "early").exists()
+    run.train(resume_from_checkpoint=True)
+    run.save_model(str(tmp_path / "final"))
+    assert read_entries(tmp_path / "run" / "ledger")[-1] == {"published": run.state.max_steps}
+    other = t.arguments(tmp_path / "run", learning_rate=0.3)
+    again = t.trainer(tmp_path / "run", args=other, publishes="checkpoints")
+    with pytest.raises(ValueError, match="released before with another gradient"):
+        again.train()
+
+
+class Stop(TrainerCallback):
+    """Ctrl-C after the seventh step."""
+
+    stopped = False
+
+    def on_step_end(self, args, state, control, **_):
+        if state.global_step == 7 and not self.stopped:
+            self.stopped = True
+            raise KeyboardInterrupt
 
 
 def test_losses_are_logged_on_request(tmp_path):

@@ -226,10 +226,11 @@ class Trainer(transformers.Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in transformers; the state of the run or its statement is saved beside the model."""
         place = Path(output_dir) if output_dir else self._folder
+        if self.engine is not None:
+            self.engine.publish()
         if _internal_call and self.engine is not None:
             # First, so that a checkpoint with a model has it.
             place.mkdir(parents=True, exist_ok=True)
-            self.engine.publish()
             checkpoint.save(self.engine.state_dict(), place / STATE)
         super().save_model(output_dir, _internal_call)
         if not _internal_call and self.engine is not None:
@@ -358,7 +359,8 @@ class Trainer(transformers.Trainer):
         }
 
     def finish(self) -> None:
-        """Write the statement and the report beside the model."""
+        """Write the statement and the report beside the model, which may leave the process now."""
+        self.private_engine.publish()
         write_beside(self.private_engine, self._folder, self._about(), report_too=True)
 
 

@@ -217,13 +217,31 @@ def test_clipped_sums_are_those_of_a_loop():
     found = clipped_sums(loss, params, x, clip_norm=0.7, mask=jnp.arange(7) < 6)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, atol=1e-5)
-    bad = jnp.concatenate([x, jnp.full((1, 5), jnp.inf), 1e25 * jnp.ones((1, 5))])
+    bad = jnp.concatenate([x, jnp.full((1, 5), jnp.inf), 3e38 * jnp.ones((1, 5))])
     again = jax.jit(clipped_sums, static_argnums=0)(loss, params, bad, clip_norm=0.7)
     for name, value in expected.items():  # without a mask
         np.testing.assert_allclose(again[name], value, atol=1e-5)
     one = clipped_sums(loss, params, x[3:4], clip_norm=0.7)
     norm = np.sqrt(sum(np.sum(np.square(np.asarray(v, np.float64))) for v in one.values()))
     assert 0.7 * (1 - 1e-5) < norm <= 0.7
+
+
+@pytest.mark.parametrize("clip", [1e-30, 1e-19, 1.0, 1e19])
+@pytest.mark.parametrize("size", [1e-3, 0.1, 1.0, 1e3])
+def test_squares_of_gradients_neither_underflow_nor_overflow(clip, size):
+    """Elements of size·C: what one example adds is the smaller one of its norm and C."""
+    x = jnp.full((1, 100), np.float32(size * clip))
+    (found,) = clipped_sums(lambda w, row: jnp.dot(w, row), jnp.zeros(100), x, clip_norm=clip)[None]
+    norm, wanted = np.linalg.norm(np.asarray(found, np.float64)), min(1.0, 10.0 * size) * clip
+    assert wanted * (1 - 1e-5) < norm <= wanted * (1 + 1e-7)
+
+
+def test_one_key_serves_one_run_however_early_both_began(small):
+    (first, sums, state), (second, *_) = small(), small()
+    first.release(sums, state)
+    with pytest.raises(ValueError, match="key must be of one run"):
+        second.release(sums, state)
+    assert [run.steps_released for run in (first, second)] == [1, 0]
 
 
 def test_mechanisms_go_to_jax_privacy_and_back():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import jax
@@ -40,12 +41,17 @@ def clipped_sums(
     [0.6, 1.3]
     """
     each = jax.vmap(jax.grad(loss), in_axes=(None, *(0 for _ in batch)))(params, *batch)
-    squares = [
-        jnp.sum(jnp.square(leaf.astype(jnp.float32)), axis=range(1, leaf.ndim))
+    rows = [
+        leaf.astype(jnp.float32).reshape(len(leaf), -1)
         for leaf in jax.tree.leaves(each)
+        if leaf.size
     ]
+    # Squares of what is divided by the largest neither underflow nor overflow.
+    largest = reduce(jnp.maximum, [jnp.max(jnp.abs(leaf), axis=1) for leaf in rows])
+    unit = jnp.where(largest > 0.0, largest, 1.0)
+    squares = [jnp.sum(jnp.square(leaf / unit[:, None]), axis=1) for leaf in rows]
     # Norms and factors are rounded in float32; both err on the side of a shorter gradient.
-    norms = jnp.sqrt(sum(squares)) * (1.0 + _ROUNDING)
+    norms = unit * jnp.sqrt(sum(squares)) * (1.0 + _ROUNDING)
     factors = (1.0 - _ROUNDING) * clip_norm / jnp.maximum(norms, clip_norm)
     counts = jnp.isfinite(norms) if mask is None else jnp.isfinite(norms) & (mask > 0)
     factors = jnp.where(counts, factors, 0.0)

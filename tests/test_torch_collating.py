@@ -1,18 +1,19 @@
-"""Empty batches: the structure, types and shapes of others, and nothing of any example."""
+"""Collate functions of runs: empty batches are like others, and rows keep their order."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 from training import private, train
 
 from corrnoise.noise import Key
 from corrnoise.torch import PrivacyEngine
-from corrnoise.torch.empty_batches import collate
+from corrnoise.torch.collating import collate
 
 
 class Pair(NamedTuple):
@@ -69,3 +70,43 @@ def test_numpy_examples_train_with_an_empty_first_batch():
         )
         train(net, optimizer, batches, steps=4)
         assert engine.steps_taken == 4
+
+
+def sorted_rows(rows):
+    """As for ``pack_padded_sequence``."""
+    return default_collate(sorted(rows, key=lambda row: -row[1]))
+
+
+def shuffled_rows(rows):
+    """What draws cannot be told from what it draws."""
+    return default_collate([(x + torch.rand(()), y) for x, y in rows])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_collate_function_that_sorts_is_refused_with_several_views(size):
+    data = [(torch.full((3,), float(i)), i) for i in range(8)]
+    for views in (1, 2):
+        made = collate(
+            DataLoader(data, batch_size=4, collate_fn=sorted_rows),
+            batch_first=True,
+            rand_on_empty=False,
+            views=views,
+        )
+        rows = [data[i] for i in range(size) for _ in range(views)]
+        if views == 1 or size == 1:
+            made(rows)
+        else:
+            with pytest.raises(ValueError, match="must keep the order of its rows"):
+                made(rows)
+
+
+@pytest.mark.parametrize("function", [default_collate, shuffled_rows])
+def test_other_collate_functions_keep_the_order_and_draw_the_same(function):
+    data = [(torch.full((3,), math.nan if i == 1 else float(i)), i) for i in range(8)]
+    loader = DataLoader(data, batch_size=4, collate_fn=function)
+    made = collate(loader, batch_first=True, rand_on_empty=False, views=2)
+    torch.manual_seed(0)
+    found = [made([data[i]] * 2 + [data[i + 1]] * 2) for i in range(5)]
+    torch.manual_seed(0)
+    wanted = [function([data[i]] * 2 + [data[i + 1]] * 2) for i in range(5)]
+    torch.testing.assert_close(found, wanted, rtol=0.0, atol=0.0, equal_nan=True)

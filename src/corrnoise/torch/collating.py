@@ -1,4 +1,4 @@
-"""Empty batches, which random sampling draws now and then: the collate function of a run."""
+"""The collate function of a run: with empty batches, which random sampling draws now and then."""
 
 from __future__ import annotations
 
@@ -6,15 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
+
+from corrnoise.torch.draws import undisturbed
 
 _PARTS = (torch.Tensor, Mapping, list, tuple)  # of a batch
 _PLAIN = (bool, int, float, str, bytes)
+_LOOKS = 3  # at how many batches
 
 
-def collate(loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool) -> Any:
-    """The loader's collate function, with empty batches of the right shapes."""
-    inner = WithEmpty(loader, batch_first=batch_first, rand_on_empty=rand_on_empty)
+def collate(
+    loader: DataLoader[Any], *, batch_first: bool, rand_on_empty: bool, views: int = 1
+) -> Any:
+    """The loader's collate function, with empty batches of the right shapes.
+
+    Args:
+        loader: the user's.
+        batch_first: whether the examples are the first dimension.
+        rand_on_empty: whether an empty batch has one row of zeros.
+        views: rows of a batch for each example, which must stay side by side.
+    """
+    inner: Any = WithEmpty(loader, batch_first=batch_first, rand_on_empty=rand_on_empty)
+    inner = InOrder(inner) if views > 1 else inner
     whole = rand_on_empty and hasattr(loader.dataset, "__getitems__")
     return WithStandIn(inner, batch_first=batch_first) if whole else inner
 
@@ -56,6 +70,52 @@ class WithEmpty:
             f"a batch must consist of tensors, plain values, and lists and dictionaries of them, "
             f"got a {type(part).__name__} for an empty one; return a tensor from collate_fn"
         )
+
+
+class InOrder:
+    """A collate function that was seen to keep the order of its rows, in the first batches.
+
+    The views of an example are rows side by side, and are clipped as one. A collate function that
+    sorts its rows, as by length, would have one example count several times.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate, self._left = collate, _LOOKS
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch.
+
+        Raises:
+            ValueError: rows in reverse do not give the same batch in reverse.
+        """
+        made = self._collate(batch)
+        if self._left and isinstance(batch, list) and len(cast(list[Any], batch)) > 1:
+            self._left -= 1
+            with undisturbed():
+                turned = self._collate(batch[::-1])
+                again = self._collate(batch)
+            if _rows(made, len(batch)) == _rows(again, len(batch)):  # else it draws what it does
+                self._check(made, turned, len(batch))
+        return made
+
+    def _check(self, made: Any, turned: Any, count: int) -> None:
+        if _rows(made, count) != [rows[::-1] for rows in _rows(turned, count)]:
+            raise ValueError(
+                "collate_fn must keep the order of its rows with several views, got one that "
+                "changes it: the views of an example are clipped as one, and must stay side by "
+                "side; sort in the model, or train with views=1"
+            )
+
+
+def _rows(batch: Any, count: int) -> list[list[bytes]]:
+    """The rows of every tensor that has one for each row of the batch, bit by bit."""
+    tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    return [
+        [row.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for row in rows]
+        for tensor in tensors
+        if tensor.dim() and len(tensor) == count
+        for rows in [tensor.reshape(count, -1)]
+    ]
 
 
 class WithStandIn:

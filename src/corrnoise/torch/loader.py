@@ -20,8 +20,8 @@ from torch.utils.data import (
 
 from corrnoise.samplings import Batches
 from corrnoise.torch.augmentation import Augmented, Order, WorkerStart, worker_seed
+from corrnoise.torch.collating import collate
 from corrnoise.torch.draws import StepDraws
-from corrnoise.torch.empty_batches import collate
 
 # Batches that are larger than declared by this factor are worth a warning.
 _LARGER = 1.2
@@ -79,7 +79,7 @@ class StepSampler(BatchSampler):
         self.sampler, self.drop_last = range(batches.num_examples), False
         self.batch_size: Any = _PhysicalBatches(self)
         self.restart: Callable[[], None] = lambda: None  # called when a loop begins
-        self.batches, self.largest, self._views = batches, largest, views
+        self.batches, self.largest, self.views = batches, largest, views
         self._next_step, self._draws = next_step, draws
         self._rank, self._world_size = rank, world_size
         self.delivered: int | None = None  # the step whose batch the loop has
@@ -122,7 +122,7 @@ class StepSampler(BatchSampler):
         for step in range(first, min(n, first - first % b + b)):
             pieces = self.pieces(step)
             for number, piece in enumerate(pieces, start=1):
-                yield step, number == len(pieces), [i for i in piece for _ in range(self._views)]
+                yield step, number == len(pieces), [i for i in piece for _ in range(self.views)]
 
     def share(self, step: int) -> list[int]:
         """The examples of a step that this process takes."""
@@ -142,7 +142,7 @@ class StepSampler(BatchSampler):
         """How many rows this process takes in each step of the current epoch."""
         n, b = self.batches.participation.num_steps, self.batches.participation.min_sep
         first = min(self.next_step, n - 1) // b * b
-        return [self._views * len(self.share(step)) for step in range(first, min(n, first + b))]
+        return [self.views * len(self.share(step)) for step in range(first, min(n, first + b))]
 
     def check(self, step: int) -> None:
         """Raise unless the loop has the batch of ``step``."""
@@ -290,7 +290,9 @@ def step_loader(
         key,
         lambda batches: batches,
         num_workers=loader.num_workers,
-        collate_fn=collate(loader, batch_first=batch_first, rand_on_empty=rand_on_empty),
+        collate_fn=collate(
+            loader, batch_first=batch_first, rand_on_empty=rand_on_empty, views=sampler.views
+        ),
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,

@@ -142,7 +142,9 @@ def test_checkpoints_have_no_generators(tmp_path):
     engine = PrivacyEngine(key=tmp_path / "key", ledger=tmp_path / "ledger")
     wrapped, optimizer, batches = private(engine, net=model(dropout=0.1))
     train(wrapped, optimizer, batches, steps=2)
-    assert set(engine.state_dict()) == {"header", "step", "rank", "noise", "noise_generator"}
+    assert set(engine.state_dict()) == {
+        "header", "step", "rank", "noise", "noise_generator", "inherited",
+    }  # fmt: skip
     engine.close()
 
 

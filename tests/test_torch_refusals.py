@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
+import warnings
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from opacus.validators.errors import UnsupportedModuleError
 from torch import nn
 from torch.utils.data import (
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
@@ -598,3 +601,88 @@ def test_a_copy_of_model_and_optimizer_is_not_trained():
     assert engine.steps_released == 3
     engine.close()
     nn.functional.cross_entropy(copied(x), y).backward()  # as the model itself
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+def test_the_model_of_a_run_is_not_pickled_but_copied(mode, tmp_path):
+    net = model()
+    engine, *_ = started(net=net, grad_sample_mode=mode)
+    with pytest.raises(TypeError, match=r"save model\.state_dict"):
+        torch.save(net, tmp_path / "net.pt")
+    assert weights(copy.deepcopy(net)).equal(weights(net))
+    assert engine.steps_taken == 0
+
+
+def test_a_distributed_sampler_is_refused_with_what_to_do():
+    data = dataset()
+    sampler = DistributedSampler(data, num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match=r"no DistributedSampler.*the whole dataset.*shuffle=True"):
+        started(data_loader=DataLoader(data, batch_size=10, sampler=sampler))
+
+
+def test_a_budget_for_make_private_names_the_other_method():
+    with pytest.raises(TypeError, match="use make_private_with_epsilon for a budget"):
+        PrivacyEngine().make_private(
+            module=model(),
+            optimizer=None,
+            data_loader=None,
+            max_grad_norm=1.0,
+            target_epsilon=3.0,
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (
+            torch.optim.RMSprop,
+            {"lr": 0.01},
+            r"RMSprop divides.*corrnoise.torch.Adam, which knows",
+        ),
+        (torch.optim.Adagrad, {"lr": 0.01}, r"Adagrad divides.*mechanism='dp_sgd'"),
+        (torch.optim.Adam, {"lr": 0.01}, r"Adam divides.*has the same arguments and knows"),
+        (torch.optim.SGD, {"lr": 0.01}, None),
+    ],
+)
+def test_optimizers_that_divide_by_second_moments_warn(kind, options, words):
+    for mechanism in ("bisr", "dp_sgd"):
+        net = model()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            started(net=net, optimizer=kind(net.parameters(), **options), mechanism=mechanism)
+        told = [str(each.message) for each in found if "second moment" in str(each.message)]
+        assert len(told) == (words is not None and mechanism == "bisr")
+        assert not told or re.search(words, told[0])
+
+
+def test_a_delta_above_one_over_the_number_of_examples_is_announced():
+    with pytest.warns(UserWarning, match="target_delta=0.05 is not below 1/60, one over"):
+        started(target_epsilon=3.0, target_delta=0.05, epochs=3, mechanism="dp_sgd")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        started(target_epsilon=3.0, target_delta=0.01, epochs=3, mechanism="dp_sgd")
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+def test_a_warning_of_the_loop_is_shown_once(mode, monkeypatch):
+    """Leaving ``catch_warnings`` would have Python forget what it has said."""
+    net, shown = Root(), []
+    *made, batches = started(net=net, grad_sample_mode=mode)[1:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        monkeypatch.setattr(warnings, "showwarning", lambda text, *_: shown.append(str(text)))
+        for _, pair in zip(range(5), batches, strict=False):
+            warnings.warn("of the loop", stacklevel=1)
+            one_step(*made, pair)
+    assert shown.count("of the loop") <= 2  # once more after the model was looked at
+
+
+class Root(nn.Module):
+    """A parameter in a module of one's own: it runs again for each example."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(12, 2))
+
+    def forward(self, x):
+        return x @ self.weight

@@ -77,10 +77,20 @@ def probability(name: str, value: object) -> float:
 
 
 def choice(name: str, value: object, options: tuple[str, ...]) -> str:
-    """Return ``value`` if it is one of ``options``, or raise."""
+    """Return ``value`` if it is one of ``options``, or raise with the nearest one."""
     if value not in options:
-        raise ValueError(f"{name} must be one of {', '.join(options)}, got {quoted(value)}")
+        import difflib  # deferred for a quick import
+
+        near = {_plain(option): option for option in options}
+        found = difflib.get_close_matches(_plain(str(value)), near, n=1, cutoff=0.75)
+        guess = f"; did you mean {near[found[0]]!r}?" if found else ""
+        raise ValueError(f"{name} must be one of {', '.join(options)}, got {quoted(value)}{guess}")
     return str(value)
+
+
+def _plain(name: str) -> str:
+    """A name as people write it from memory."""
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
 def coefficients(name: str, values: npt.ArrayLike) -> Array:

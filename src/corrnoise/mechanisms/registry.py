@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from corrnoise import _checks as checks
 from corrnoise.mechanisms.mechanism import Mechanism
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
@@ -178,9 +179,7 @@ def names() -> tuple[str, ...]:
 
 def get(name: str) -> Family:
     """The family of this name."""
-    if name not in _KNOWN:
-        raise ValueError(f"mechanism must be one of {', '.join(_KNOWN)}, got {name!r}")
-    return _KNOWN[name]
+    return _KNOWN[checks.choice("mechanism", name, names())]
 
 
 def shown(mechanism: Mechanism) -> str:

@@ -80,7 +80,7 @@ def open_key(source: object, ledger: Path | None) -> tuple[Key, str | None]:
         raise ValueError(
             f"key must be new or come with the ledger of its run, but {path} exists and "
             f"{without}; a key belongs to one run: give its ledger, or another path for a "
-            "new key"
+            "new key, or delete the key file if that run is over and no copy of it goes on"
         )
     use = key_use(path)
     if use.run_id is None:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from corrnoise import _checks as checks
 from corrnoise._threads import one_blas_thread
 from corrnoise.accounting import gaussian, roots
 from corrnoise.accounting.draws import Draws
@@ -340,8 +341,7 @@ def get(sampling: str | Mapping[str, Any] | Sampling) -> Sampling:
     if isinstance(sampling, Mapping):
         parameters = dict(sampling)
         name = parameters.pop("name", None)
-    if not isinstance(name, str) or name not in _KNOWN:
-        raise ValueError(f"sampling must be one of {', '.join(_KNOWN)}, got {name!r}")
+    name = checks.choice("sampling", name, tuple(_KNOWN))
     return dataclasses.replace(_KNOWN[name], **parameters)
 
 

@@ -29,6 +29,8 @@ _REFUSED = {
     "amsgrad": "the largest second moment would be that of the largest noise",
     "differentiable": "gradients do not flow through a private step",
 }
+# Optimizers that divide by second moments and have no betas.
+_DIVIDING = ("RMSprop", "Adagrad", "Adadelta", "Adafactor")
 # Standard deviations by which the second moment must exceed the noise's to count as signal.
 _SURE = 3.0
 
@@ -47,13 +49,15 @@ def introduce(optimizer: torch.optim.Optimizer, noise: GradientNoise) -> None:
     if isinstance(optimizer, KnowsNoise):
         optimizer.know_noise(noise)
         return
-    if "betas" in optimizer.param_groups[0] and not noise.mechanism.independent:
-        name = type(optimizer).__name__
+    name = type(optimizer).__name__
+    divides = "betas" in optimizer.param_groups[0] or name in _DIVIDING
+    if divides and not noise.mechanism.independent:
         ours = "AdamW" if "W" in name else "Adam"
+        alike = "has the same arguments and " if "Adam" in name and name not in _DIVIDING else ""
         warnings.warn(
             f"{name} divides by a second moment that contains the whole noise of a step, which is "
             "large where noise is correlated: its steps will be ten times too small, and more; use "
-            f"corrnoise.torch.{ours}, which has the same arguments and knows the noise",
+            f"corrnoise.torch.{ours}, which {alike}knows the noise, or mechanism='dp_sgd'",
             stacklevel=5,
         )
 

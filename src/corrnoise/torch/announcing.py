@@ -48,3 +48,13 @@ def _of_dp_sgd(found: Calibration) -> float:
     plain = mechanisms.get("dp_sgd").build(found.mechanism.workload, part, None)
     sampling = samplings.POISSON
     return sampling.epsilon(plain, part, found.noise_multiplier, found.delta, part.num_steps)
+
+
+def announce_delta(delta: float, num_examples: int) -> None:
+    """Warn where a release that publishes an example at random would have such a δ."""
+    if delta * num_examples >= 1.0:
+        warnings.warn(
+            f"target_delta={delta:g} is not below 1/{num_examples:,}, one over the number of "
+            "examples: a release that publishes an example at random has such a delta; lower it",
+            stacklevel=4,
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping.fallback import examples_first, tensors
+from corrnoise.torch.clipping.hook import Hook
 from corrnoise.torch.clipping.layers import Layer, layers
 from corrnoise.torch.clipping.loop_loss import LoopLoss
 from corrnoise.torch.clipping.recorder import backward_pass, outside
@@ -69,10 +69,9 @@ class ModelCalls:
         self._handles: list[Any] = []
         for layer in found if batch_first else ():
             self._watch(layer)
-        plain: Any = torch.compiler.disable  # a compiled model must not compile the hooks
         self._handles += [  # the last one after that of a layer which is the model itself
-            called.register_forward_pre_hook(plain(self._starts), with_kwargs=True, prepend=True),
-            called.register_forward_hook(plain(self._ends), always_call=True),
+            called.register_forward_pre_hook(Hook(self._starts), with_kwargs=True, prepend=True),
+            called.register_forward_hook(Hook(self._ends), always_call=True),
         ]
 
     def forget(self) -> None:
@@ -116,8 +115,7 @@ class ModelCalls:
         leaves = pytree.tree_leaves((args, kwargs))
         sizes = [len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
         self._examples = sizes[0] if sizes else None
-        with self.unwatched(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with self.unwatched():
             self._separate.check(args, kwargs, self._examples or 0)
         self.loss.starts(self._examples or 0)
         self._number += 1
@@ -143,8 +141,7 @@ class ModelCalls:
                         "the layer: nothing was released"
                     )
 
-        plain: Any = torch.compiler.disable
-        self._handles.append(layer.module.register_forward_hook(plain(gave)))
+        self._handles.append(layer.module.register_forward_hook(Hook(gave)))
 
     def _ends(self, _: nn.Module, args: Any, output: Any) -> None:
         if self._recording():

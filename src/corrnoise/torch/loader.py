@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -149,8 +150,10 @@ class StepSampler(BatchSampler):
         n = self.batches.participation.num_steps
         if step >= n:
             raise ValueError(
-                f"the plan has {n} steps, and all of them were taken; plan more epochs from the "
-                "start: every further step would weaken the guarantee"
+                f"the run is complete: the plan has {n} steps, and all of them were taken. The "
+                "model is trained; leave the loop when engine.steps_taken == engine.plan.num_steps."
+                " For more steps plan more epochs from the start: every further step would weaken "
+                "the guarantee"
             )
         if self.delivered != step:
             got = self.delivered
@@ -365,6 +368,12 @@ def check_loader(loader: DataLoader[Any]) -> bool:
     plain = type(loader.batch_sampler) is BatchSampler
     if not plain or type(loader.sampler) not in (SequentialSampler, RandomSampler):
         name = type(loader.sampler if plain else loader.batch_sampler).__name__
+        if isinstance(loader.sampler, DistributedSampler):
+            raise ValueError(
+                "data_loader must have no DistributedSampler, nor the loop its set_epoch: every "
+                "process gives the whole dataset, with the batch size of all processes together, "
+                "and make_private deals each batch out; leave it out, with shuffle=True"
+            )
         raise ValueError(
             f"data_loader must sample in order or with shuffle=True, got {name}; its choice of "
             "examples is not what the plan prices: make_private puts its own in its place. For a "

@@ -31,6 +31,11 @@ def refuse(unknown: Mapping[str, Any], clipping: str) -> None:
             "plan does not price; choose one max_grad_norm, such as the median norm of gradients "
             "on public data"
         )
+    if any(name.startswith("target_") for name in unknown):
+        raise TypeError(
+            f"unknown arguments: {', '.join(sorted(unknown))}; make_private takes noise_multiplier "
+            "or plan: use make_private_with_epsilon for a budget"
+        )
     if unknown:
         raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}; leave them out")
 

@@ -19,7 +19,7 @@ from corrnoise.planning import plan as best_plan
 from corrnoise.planning.verification import trust
 from corrnoise.samplings import Calibration, Sampling, calibrate
 from corrnoise.samplings.functions import check_noise
-from corrnoise.torch.announcing import announce
+from corrnoise.torch.announcing import announce, announce_delta
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.without_noise import not_private
 from corrnoise.torch.workload import workload_of
@@ -87,6 +87,7 @@ class Request:
     def with_epsilon(self, epsilon: float, delta: float) -> Plan:
         """The plan of a run that spends (ε, δ)."""
         part = self._participation()
+        announce_delta(checks.probability("target_delta", delta), self.num_examples)
         wanted = self.mechanism
         if wanted is None:
             plannable = _plannable(self._workload(part.num_steps)) and self.num_bands is None

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from corrnoise.noise.backends.torch_targets import DTYPES
 from corrnoise.torch import opacus, owners
+from corrnoise.torch.clipping.hook import Hook
 from corrnoise.torch.modes import OWN
 from corrnoise.torch.options import Options
 from corrnoise.torch.placement import trained
@@ -140,5 +141,4 @@ def _watch(name: str, layer: nn.Module, wanted: torch.dtype) -> None:
             )
         handle.remove()  # the first batch shows it
 
-    plain: Any = torch.compiler.disable  # a compiled model must not compile the check
-    handle = layer.register_forward_pre_hook(plain(check), prepend=True)
+    handle = layer.register_forward_pre_hook(Hook(check), prepend=True)

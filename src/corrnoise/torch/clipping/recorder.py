@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping import fallback, handlers
+from corrnoise.torch.clipping.hook import Hook
 from corrnoise.torch.clipping.layers import Layer, layers
 from corrnoise.torch.clipping.loop_loss import LoopLoss
 from corrnoise.torch.clipping.parts import Part
@@ -198,12 +199,9 @@ class Recorder:
         self._shared: dict[str, set[bool]] = {}  # whether layers saw one row for all examples
         self.on_start: Any = lambda: None  # called when the model starts on a batch
         self._token: dict[torch.device, Tensor] = {}
-        # A compiled model must not compile the hooks.
-        self._plain: Any = torch.compiler.disable
-        starts, ends = self._plain(self._starts), self._plain(self._ends)
         self._handles: list[Any] = [
-            model.register_forward_pre_hook(starts, with_kwargs=True, prepend=True),
-            model.register_forward_hook(ends, always_call=True),
+            model.register_forward_pre_hook(Hook(self._starts), with_kwargs=True, prepend=True),
+            model.register_forward_hook(Hook(self._ends), always_call=True),
         ]
         for layer in self.layers:
             self._watch(layer)
@@ -289,7 +287,7 @@ class Recorder:
                 return None
             return self._tapped(layer, (args, kwargs), output)
 
-        early, late = self._plain(before), self._plain(after)
+        early, late = Hook(before), Hook(after)
         module = layer.module
         self._handles += [
             module.register_forward_pre_hook(early, with_kwargs=True),

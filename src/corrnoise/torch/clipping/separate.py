@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping.fallback import examples_first, tensors
+from corrnoise.torch.clipping.hook import Hook
 from corrnoise.torch.clipping.layers import Layer
 from corrnoise.torch.looking import check_buffers, looking, noted, same_draws
 
@@ -68,7 +70,9 @@ class Separate:
             return
         seen = False
         batch, whole = _Batch(args, kwargs, examples), list[_Call]()
-        with torch.no_grad(), looking(self._model):
+        # Here alone: whoever leaves ``catch_warnings`` has Python say again what it has said.
+        with torch.no_grad(), looking(self._model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             left = self._run(batch.whole(), lambda *call: whole.append(call))
             few = _Few(whole, examples)
             with _explained():
@@ -135,11 +139,9 @@ class Separate:
             if self._gave is not None:
                 self._gave(layer, output)
 
-        plain: Any = torch.compiler.disable  # a compiled model must not compile the hooks
-        early, late = plain(before), plain(after)
         self._handles += [
-            layer.module.register_forward_pre_hook(early, with_kwargs=True),
-            layer.module.register_forward_hook(late),
+            layer.module.register_forward_pre_hook(Hook(before), with_kwargs=True),
+            layer.module.register_forward_hook(Hook(after)),
         ]
 
 

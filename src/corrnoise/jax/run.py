@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import math
 import os
 import uuid
@@ -21,7 +20,8 @@ from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger, Statement
 from corrnoise.records.header import header
-from corrnoise.records.keys import Use, keep_key, open_key
+from corrnoise.records.keys import Use, keep_key, keyed, open_key
+from corrnoise.records.spent import Spent
 
 Array = Any
 Tree = Any
@@ -85,7 +85,7 @@ class PrivateRun:
         self.num_parameters = sum(math.prod(leaf.shape) for leaf in layout)
         self._update = jax.jit(partial(_update, self.noise))
         self._secret = secret_words(self.key)
-        self._process = os.getpid()
+        self._process, self._spent = os.getpid(), Spent(plan)
         self._ledger = Ledger(
             header(
                 plan,
@@ -93,7 +93,7 @@ class PrivateRun:
                 key_fingerprint=self.key.fingerprint,
                 max_grad_norm=self.clip_norm,
                 data=data if isinstance(data, str) else self._digest(b"data", data),
-                parameters=self._keyed(b"parameters", repr(layout).encode()),
+                parameters=keyed(self.key, b"parameters", repr(layout).encode()),
                 settings=settings or {},
                 noise=f"chacha{plan.rounds}",
             ),
@@ -144,14 +144,7 @@ class PrivateRun:
         whole = self.plan.calibration
         taken = self.steps_released if steps_taken is None else steps_taken
         taken = checks.integer("steps_taken", taken, 0, self.plan.num_steps)
-        delta = whole.delta if delta is None else checks.probability("delta", delta)
-        if taken == 0:
-            return 0.0
-        if delta == whole.delta and taken == self.plan.num_steps:
-            return whole.epsilon
-        curve = whole.sampling.curve(whole.mechanism, whole.participation, whole.noise_multiplier)
-        found = curve(taken, delta)
-        return min(found, whole.epsilon) if delta >= whole.delta else found
+        return self._spent.epsilon(taken, whole.delta if delta is None else delta)
 
     def statement(self) -> Statement:
         """The privacy statement of what was released so far."""
@@ -192,10 +185,7 @@ class PrivateRun:
             array = np.asarray(leaf)
             text.update(repr((array.shape, str(array.dtype))).encode())
             text.update(np.ascontiguousarray(array).tobytes())
-        return self._keyed(what, text.digest())
-
-    def _keyed(self, what: bytes, text: bytes) -> str:
-        return hmac.new(self.key.subkey("digests"), what + text, hashlib.sha256).hexdigest()[:16]
+        return keyed(self.key, what, text.digest())
 
 
 def _update(noise: Any, sums: Tree, state: NoiseState, secret: Array) -> tuple[Tree, NoiseState]:

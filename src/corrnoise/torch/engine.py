@@ -32,7 +32,7 @@ from corrnoise.torch.options import Options, refuse
 from corrnoise.torch.plans import Request, agreed, check_plan
 from corrnoise.torch.processes import Processes
 from corrnoise.torch.setup import Setup, set_up
-from corrnoise.torch.spent import Spent, statement
+from corrnoise.torch.stating import statement
 from corrnoise.torch.without_noise import is_private
 from corrnoise.workloads import Workload
 
@@ -108,7 +108,6 @@ class PrivacyEngine:
         self._data_fingerprint, self._progress = data_fingerprint, progress
         self._settings, self._publishes = dict(settings or {}), publishes
         self._setup: Setup | None = None
-        self._spent = Spent()
         self._warned = False  # that checkpoints cannot be resumed
         self._inherited: list[Entry] = []  # of a checkpoint that is not private
         self.accountant = Accountant(self.get_epsilon, self._history)
@@ -349,7 +348,7 @@ class PrivacyEngine:
             run.plan,
             make_engine=lambda key: type(self)(key=key),
             num_canaries=num_canaries,
-            clip_norm=run.clip_norm,
+            clip_norm=run.step.sums.clip_norm,
             delta=delta,
             confidence=confidence,
             seed=seed,
@@ -390,7 +389,7 @@ class PrivacyEngine:
         """
         if self._inherited:
             return math.inf
-        return self._spent.epsilon(self.plan, self.steps_released, delta)
+        return self._started.spent.epsilon(self.steps_released, delta)
 
     def statement(self, delta: float | None = None) -> Statement:
         """The privacy statement of what was released so far: ``to_text()``, ``to_json()``."""
@@ -590,7 +589,6 @@ class PrivacyEngine:
             publishes=self._publishes,
             key=self._key_source,
             ledger=self._ledger_path,
-            next_step=lambda: self.steps_taken,
             options=options,
         )
         return accelerated.rewrapped(found, inner, optimizer)

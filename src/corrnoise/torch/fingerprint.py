@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from corrnoise._extras import has_triton
 from corrnoise.noise.generator.key import Key
+from corrnoise.records.keys import keyed
 
 _PROBES = 64
 
@@ -99,11 +99,6 @@ def parameter_digest(params: Sequence[nn.Parameter], key: Key) -> str:
     """A digest of the shapes and kinds of an optimizer's parameters, in order."""
     shapes = [(tuple(param.shape), str(param.dtype)) for param in params]
     return keyed(key, b"parameters", repr(shapes).encode())
-
-
-def keyed(key: Key, what: bytes, text: bytes) -> str:
-    """16 hex digits that nobody without the key can compute or compare."""
-    return hmac.new(key.subkey("digests"), what + text, hashlib.sha256).hexdigest()[:16]
 
 
 def _bytes(value: Any) -> Iterable[bytes]:

@@ -56,7 +56,6 @@ class StepSampler(BatchSampler):
 
     Args:
         batches: the run's.
-        next_step: the number of steps taken.
         draws: what a step draws; seeded when the loop gets its batch.
         rank: of this process; each batch is dealt out to the ranks.
         world_size: the number of ranks.
@@ -68,7 +67,6 @@ class StepSampler(BatchSampler):
     def __init__(
         self,
         batches: Batches,
-        next_step: Callable[[], int],
         draws: StepDraws,
         rank: int = 0,
         world_size: int = 1,
@@ -81,15 +79,11 @@ class StepSampler(BatchSampler):
         self.batch_size: Any = _PhysicalBatches(self)
         self.restart: Callable[[], None] = lambda: None  # called when a loop begins
         self.batches, self.largest, self.views = batches, largest, views
-        self._next_step, self._draws = next_step, draws
+        self.next_step = 0  # that the optimizer takes
+        self._draws = draws
         self._rank, self._world_size = rank, world_size
         self.delivered: int | None = None  # the step whose batch the loop has
         self.complete = True  # whether it has the last piece of it
-
-    @property
-    def next_step(self) -> int:
-        """The step that the optimizer takes next."""
-        return self._next_step()
 
     def __len__(self) -> int:
         if self.largest is None:

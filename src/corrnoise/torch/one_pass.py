@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn.parallel import DistributedDataParallel
 
 from corrnoise.planning import Plan
-from corrnoise.torch import opacus, owners
+from corrnoise.torch import owners
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.loss import check_loss
 from corrnoise.torch.clipping.recorder import CLOSED
@@ -23,7 +23,7 @@ from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.options import Options
 from corrnoise.torch.pinned import Pinned, check_params, mark
 from corrnoise.torch.placement import flattened, local, place, trained
-from corrnoise.torch.processes import Processes
+from corrnoise.torch.processes import Processes, unwrapped
 
 
 class OnePassSums:
@@ -60,7 +60,7 @@ class OnePassSums:
         self._divisor = float(plan.divisor) if options.loss_reduction == "mean" else 1.0
         if isinstance(module, DistributedDataParallel):
             module.require_backward_grad_sync = False  # there is nothing for it to sum
-        self.model = model = _unwrapped(module)
+        self.model = model = unwrapped(module)
         self._mean = options.loss_reduction == "mean"
         self.clipper = Clipper(
             model,
@@ -209,11 +209,6 @@ class OnePassSums:
 
     def _collect(self) -> None:
         self.clipper.collect(self._handed)
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    kinds = (DistributedDataParallel, opacus.DistributedDataParallel)
-    return module.module if isinstance(module, kinds) else module  # type: ignore[return-value]
 
 
 def _sharded(param: nn.Parameter, value: torch.Tensor) -> torch.Tensor:

@@ -44,13 +44,12 @@ class Processes:
                 the engine knows.
         """
         sharded = isinstance(module, FSDPModule)
-        kinds = (DistributedDataParallel, opacus.DistributedDataParallel)
         if isinstance(module, nn.DataParallel) and len(module.device_ids) > 1:
             raise ValueError(
                 f"one process must have one GPU, got {len(module.device_ids)} in DataParallel, "
                 "which copies the model without its hooks; use DistributedDataParallel"
             )
-        if not sharded and not isinstance(module, kinds):
+        if not sharded and unwrapped(module) is module:
             alone = Processes()
             alone.check()
             return alone
@@ -94,3 +93,9 @@ class Processes:
         if box[1] is not None:
             raise ValueError(box[1])
         return box[0]
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model in a wrapper for many processes; any other as it is."""
+    kinds = (DistributedDataParallel, opacus.DistributedDataParallel)
+    return module.module if isinstance(module, kinds) else module  # type: ignore[return-value]

@@ -85,8 +85,7 @@ def restore(run: Setup, state: Mapping[str, Any]) -> list[Entry]:
             run.noise.seek(step)
     if run.generator is not None:
         run.generator.set_state(state["noise_generator"])
-    run.step.sums.drop()
-    run.step.taken = step
+    run.step.seek(step)
     return [_entry(each) for each in state["inherited"]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from corrnoise.planning import Plan
 from corrnoise.records import Ledger
 from corrnoise.records.header import header
 from corrnoise.records.keys import keep_key, open_key
+from corrnoise.records.spent import Spent
 from corrnoise.torch import opacus, owners, secure, seeds
 from corrnoise.torch.adam import introduce
 from corrnoise.torch.draws import StepDraws
@@ -48,9 +49,8 @@ class Setup:
         step: takes the steps, and counts them.
         optimizer: torch's, which alone may change the parameters.
         header: what must not change until the end; as in the ledger.
-        clip_norm: C; of all layers together where each has its own.
         processes: this one among those that train the model.
-        num_parameters: of the whole model, whichever part of it this process holds.
+        spent: ε by the number of steps.
         generator: torch's, where it makes the noise instead of the stream.
     """
 
@@ -60,9 +60,8 @@ class Setup:
     step: PrivateStep
     optimizer: torch.optim.Optimizer
     header: Mapping[str, Any]
-    clip_norm: float
     processes: Processes
-    num_parameters: int
+    spent: Spent
     generator: torch.Generator | None = None
 
 
@@ -79,7 +78,6 @@ def set_up(
     publishes: str,
     key: Any,
     ledger: Path | None,
-    next_step: Callable[[], int],
     options: Options,
 ) -> tuple[Setup, Any]:
     """Wrap module, optimizer and loader with Opacus, and put the plan's parts in.
@@ -98,7 +96,6 @@ def set_up(
         publishes: what releases a step.
         key: a key, a path or ``None``.
         ledger: a path or ``None``.
-        next_step: how many steps were taken.
         options: the arguments that are Opacus's alone.
 
     Returns:
@@ -122,7 +119,6 @@ def set_up(
     draws = StepDraws(drawn.key.subkey("draws"), processes.rank)
     sampler = StepSampler(
         drawn.batches,
-        next_step,
         draws,
         processes.rank,
         processes.world_size,
@@ -195,9 +191,8 @@ def set_up(
         step,
         optimizer,
         book.header,
-        options.clip_norm,
         processes,
-        sums.placement.num_parameters,
+        Spent(plan),
         options.noise_generator,
     )
     return setup, returned

@@ -17,10 +17,10 @@ from torch import nn
 from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.noise.exact import ExactNoise
 from corrnoise.records import Ledger
-from corrnoise.records.keys import Use
+from corrnoise.records.keys import Use, keyed
 from corrnoise.torch import finite
 from corrnoise.torch.draws import StepDraws
-from corrnoise.torch.fingerprint import PositionHash, keyed
+from corrnoise.torch.fingerprint import PositionHash
 from corrnoise.torch.loader import StepSampler
 from corrnoise.torch.placement import Placement, local
 from corrnoise.torch.processes import Processes
@@ -124,7 +124,6 @@ class PrivateStep:
         joins: bool = False,
         use: Use | None = None,
     ) -> None:
-        self.taken = 0  # how many steps were taken
         self.sums = sums
         sampler.restart = sums.drop
         self._process, self._stand_in = os.getpid(), stand_in
@@ -139,6 +138,16 @@ class PrivateStep:
         self.ledger = ledger
         self._key = key
 
+    @property
+    def taken(self) -> int:
+        """How many steps were taken."""
+        return self._sampler.next_step
+
+    def seek(self, step: int) -> None:
+        """Go on with this step: what was taken of its batch so far is dropped."""
+        self.sums.drop()
+        self._sampler.next_step = step
+
     def __call__(self) -> None:
         """Take the next step.
 
@@ -147,7 +156,7 @@ class PrivateStep:
                 that a new loop over the data loader begins with the whole batch of this step.
         """
         try:
-            self.taken = self._take(self.taken)
+            self._sampler.next_step = self._take(self.taken)
         except BaseException:
             self.sums.drop()
             raise

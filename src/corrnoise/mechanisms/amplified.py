@@ -21,8 +21,8 @@ from corrnoise.algebra.rational import Rational
 from corrnoise.mechanisms.amplification import AmplifiedError
 from corrnoise.mechanisms.banded_inverse import band_inv_mf, repriced
 from corrnoise.mechanisms.fractional import best_amplified, best_bifr
-from corrnoise.mechanisms.registry import Candidate, Family, Question, Size
-from corrnoise.mechanisms.square_root import MOST_BANDS, bands, bisr
+from corrnoise.mechanisms.registry import Candidate, Family, Question
+from corrnoise.mechanisms.square_root import MOST_BANDS, bisr
 from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
@@ -140,10 +140,6 @@ _AMPLIFIED_BANDS = {4: 10**6, 16: 2 * 10**5}
 _SMALL = 2 * 10**4
 
 
-def _band_inv_mf(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
-    return band_inv_mf(workload, participation, num_bands=bands(size, workload))
-
-
 def _sizes(question: Question) -> list[int]:
     """Sizes for a planner: amplification by bins needs C ≥ 0, which wide bands seldom have."""
     n, b = question.participation.num_steps, question.participation.min_sep
@@ -169,7 +165,7 @@ def _amplified(question: Question) -> Iterator[Candidate]:
 BAND_INV_MF = Family(
     name="band_inv_mf",
     label="Band-Inv-MF",
-    factory=_band_inv_mf,
+    factory=band_inv_mf,
     size="num_bands",
     usual=lambda participation: min(4, participation.num_steps),
     sizes=_sizes,

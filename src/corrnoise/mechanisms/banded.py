@@ -8,7 +8,7 @@ import numpy.typing as npt
 from corrnoise.algebra.rational import Rational
 from corrnoise.mechanisms.errors import ErrorKind, check_kind
 from corrnoise.mechanisms.fitting import FactorGradients, optimize
-from corrnoise.mechanisms.registry import Family, Size
+from corrnoise.mechanisms.registry import Family
 from corrnoise.mechanisms.square_root import bands, strategy_bands
 from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
@@ -73,14 +73,10 @@ def band_mf(
     )
 
 
-def _band_mf(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
-    return band_mf(workload, participation, num_bands=bands(size, workload))
-
-
 BAND_MF = Family(
     name="band_mf",
     label="Band-MF",
-    factory=_band_mf,
+    factory=band_mf,
     size="num_bands",
     usual=lambda participation: participation.min_sep,
     sizes=strategy_bands,

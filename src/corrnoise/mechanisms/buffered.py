@@ -20,7 +20,7 @@ from corrnoise import _checks as checks
 from corrnoise.algebra.rational import Rational
 from corrnoise.mechanisms.errors import ErrorKind, check_kind
 from corrnoise.mechanisms.fitting import FactorGradients, optimize
-from corrnoise.mechanisms.registry import Candidate, Family, Question, Size
+from corrnoise.mechanisms.registry import Candidate, Family, Question
 from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
@@ -87,12 +87,6 @@ def blt(
     )
 
 
-def _blt(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
-    if not isinstance(size, int):
-        raise ValueError(f"num_buffers must be an integer, got {size!r}; try 4")
-    return blt(workload, participation, num_buffers=size)
-
-
 def _sizes(question: Question) -> list[int]:
     return [d for d in _BUFFERS if d <= question.workload.num_steps]
 
@@ -110,7 +104,7 @@ def _tuned_for_less(question: Question) -> Iterator[Candidate]:
         for size in _sizes(question):
             yield Candidate(
                 size,
-                lambda tuned=tuned, size=size: _blt(question.workload, tuned, size),
+                lambda tuned=tuned, size=size: blt(question.workload, tuned, num_buffers=size),
                 f", tuned for b={shorter}",
             )
 
@@ -118,7 +112,7 @@ def _tuned_for_less(question: Question) -> Iterator[Candidate]:
 BLT = Family(
     name="blt",
     label="BLT",
-    factory=_blt,
+    factory=blt,
     size="num_buffers",
     usual=lambda participation: min(4, participation.num_steps),
     sizes=_sizes,

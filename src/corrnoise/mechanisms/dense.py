@@ -29,7 +29,7 @@ from corrnoise.algebra import toeplitz
 from corrnoise.mechanisms.banded import band_mf
 from corrnoise.mechanisms.matrix import DenseMechanism
 from corrnoise.mechanisms.mechanism import Optimization
-from corrnoise.mechanisms.registry import Family, Question, Size
+from corrnoise.mechanisms.registry import Family, Question
 from corrnoise.mechanisms.solver import Solver
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
@@ -218,17 +218,11 @@ def _with_moving_scale(slope: Array, energy: Array, log_total: float, temperatur
     return slope + (log_total - toeplitz.dot(slope, energy)) * temperature / slope.size
 
 
-def _dense(workload: Workload, participation: Participation, size: Size) -> DenseMechanism:
-    if size == "best":
-        raise ValueError('num_bands="best" is for bisr, got it for dense; leave it out')
-    return dense(workload, participation, num_bands=size)
-
-
 def _sizes(question: Question) -> list[None]:
     small = question.workload.num_steps <= _LARGEST_PLANNED
     return [None] if small or question.named else []
 
 
 DENSE = Family(
-    name="dense", label="Dense", factory=_dense, size="num_bands", optional=True, sizes=_sizes
+    name="dense", label="Dense", factory=dense, size="num_bands", optional=True, sizes=_sizes
 )

@@ -24,7 +24,7 @@ from corrnoise.algebra import toeplitz
 from corrnoise.algebra.rational import Rational
 from corrnoise.mechanisms import searching
 from corrnoise.mechanisms.amplification import AmplifiedError
-from corrnoise.mechanisms.registry import Candidate, Family, Question, Size
+from corrnoise.mechanisms.registry import Candidate, Family, Question
 from corrnoise.mechanisms.square_root import MOST_BANDS, bands
 from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
@@ -171,10 +171,6 @@ def best_amplified(
     )
 
 
-def _bifr(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
-    return bifr(workload, participation, num_bands=bands(size, workload))
-
-
 def _sizes(question: Question) -> list[int]:
     tried = _NAMED_BANDS if question.named else _BANDS
     return [p for p in tried if p <= question.workload.num_steps]
@@ -195,7 +191,7 @@ def _amplified(question: Question) -> Iterator[Candidate]:
 BIFR = Family(
     name="bifr",
     label="γ-BIFR",
-    factory=_bifr,
+    factory=bifr,
     size="num_bands",
     usual=lambda participation: min(4, participation.num_steps),
     sizes=_sizes,

@@ -9,7 +9,7 @@ from corrnoise import _checks as checks
 from corrnoise.algebra.rational import Rational
 from corrnoise.mechanisms import searching
 from corrnoise.mechanisms.amplification import AmplifiedError
-from corrnoise.mechanisms.registry import Candidate, Family, Question, Size
+from corrnoise.mechanisms.registry import Candidate, Family, Question
 from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
@@ -99,10 +99,6 @@ def _best(workload: Workload, participation: Participation) -> tuple[ToeplitzMec
     )
 
 
-def _lambda_cgd(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
-    return lambda_cgd(workload, participation)
-
-
 def _amplified(question: Question) -> Iterator[Candidate]:
     """With λ for the budget, where the user asks for this family."""
     if question.amplification != "bins" or not question.named:
@@ -113,7 +109,7 @@ def _amplified(question: Question) -> Iterator[Candidate]:
 LAMBDA_CGD = Family(
     name="lambda_cgd",
     label="DP-λCGD",
-    factory=_lambda_cgd,
+    factory=lambda_cgd,
     sizes=lambda question: [None],
     extra=_amplified,
 )

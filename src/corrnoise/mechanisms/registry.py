@@ -95,7 +95,7 @@ class Family:
     Attributes:
         name: the name that users write in code.
         label: the name in reports.
-        factory: from a workload, a participation and a size to a mechanism.
+        factory: from a workload, a participation and, by its name, a size to a mechanism.
         sizes: the sizes that a planner tries; none where the family would take too long.
         size: what its size counts, by the name of the factory's argument; ``None`` for no size.
         optional: whether the size may be left out.
@@ -105,7 +105,7 @@ class Family:
 
     name: str
     label: str
-    factory: Callable[[Workload, Participation, Size], Mechanism]
+    factory: Callable[..., Mechanism]
     sizes: Callable[[Question], Iterable[int | None]]
     size: Literal["num_bands", "num_buffers"] | None = None
     optional: bool = False
@@ -126,10 +126,10 @@ class Family:
                 raise ValueError(
                     f"num_bands must be left out for {self.name}, which has no size, got {size}"
                 )
-            return self.factory(workload, participation, None)
+            return self.factory(workload, participation)
         if size is None and not self.optional:
             raise ValueError(f"{self.size} must be given for {self.name}, got None; try 4")
-        return self.factory(workload, participation, size)
+        return self.factory(workload, participation, **{self.size: size})
 
     def candidates(self, question: Question) -> Iterable[Candidate]:
         """The candidates that a planner tries, in the order of sizes."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from corrnoise import _checks as checks
 from corrnoise.algebra.rational import Rational
-from corrnoise.mechanisms.registry import Family, Question, Size
+from corrnoise.mechanisms.registry import Family, Question
 from corrnoise.mechanisms.searching import least_integer
 from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
@@ -139,25 +139,16 @@ def _bisr_sizes(question: Question) -> list[int]:
     return sorted({*(p for p in _BISR_BANDS if p <= question.workload.num_steps), best})
 
 
-def _bsr(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
-    return bsr(workload, num_bands=bands(size, workload))
-
-
-def _bisr(workload: Workload, participation: Participation, size: Size) -> ToeplitzMechanism:
-    p = size if size == "best" else bands(size, workload)
-    return bisr(workload, participation, num_bands=p)
-
-
 DP_SGD = Family(
     name="dp_sgd",
     label="DP-SGD",
-    factory=lambda workload, participation, size: dp_sgd(workload),
+    factory=dp_sgd,
     sizes=lambda question: [1],
 )
 BSR = Family(
     name="bsr",
     label="BSR",
-    factory=_bsr,
+    factory=bsr,
     size="num_bands",
     usual=lambda participation: participation.min_sep,
     sizes=strategy_bands,
@@ -165,7 +156,7 @@ BSR = Family(
 BISR = Family(
     name="bisr",
     label="BISR",
-    factory=_bisr,
+    factory=bisr,
     size="num_bands",
     usual=lambda participation: min(4, participation.num_steps),
     sizes=_bisr_sizes,

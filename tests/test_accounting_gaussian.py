@@ -33,7 +33,6 @@ def test_delta_at_the_ends(epsilon, mu):
 def test_known_values():
     assert math.sqrt(10) / gaussian.mu(9, 1e-5) == pytest.approx(1.7226, abs=5e-5)
     assert gaussian.epsilon(0.5, 0.1) == 0.0  # δ(0) is already below
-    assert gaussian.zcdp_rho(2.0) == 2.0
     assert gaussian.noise_multiplier(9, 1e-5, 2.0) == pytest.approx(2 / gaussian.mu(9, 1e-5))
 
 

@@ -622,7 +622,8 @@ def test_progress_is_drawn_on_a_terminal_after_a_second(monkeypatch):
     for patience, drawn in ((0.0, True), (60.0, False)):
         screen = _Terminal()
         monkeypatch.setattr(sys, "stderr", screen)
-        with Bar("working", patience) as show:
+        monkeypatch.setattr("corrnoise._progress._PATIENCE", patience)
+        with Bar("working") as show:
             show(1, 3)
             show(3, 3)
         assert ("working" in screen.getvalue()) == drawn

@@ -40,10 +40,16 @@ def clock(monkeypatch):
     return found
 
 
-def test_silence_where_nobody_looks(monkeypatch):
+@pytest.fixture
+def impatient(monkeypatch):
+    """A bar is shown at once."""
+    monkeypatch.setattr(_progress, "_PATIENCE", 0.0)
+
+
+def test_silence_where_nobody_looks(impatient, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(_progress, "sys", SimpleNamespace(stderr=stream))
-    with _progress.Bar("planning", patience=0.0) as bar:
+    with _progress.Bar("planning") as bar:
         bar(1, 2)
         bar(2, 2)
     assert stream.getvalue() == ""
@@ -73,8 +79,8 @@ def test_a_short_task_shows_nothing(terminal, clock):
     assert terminal.getvalue() == ""
 
 
-def test_a_finished_bar_is_cleared_once(terminal):
-    with _progress.Bar(patience=0.0) as bar:
+def test_a_finished_bar_is_cleared_once(impatient, terminal):
+    with _progress.Bar() as bar:
         bar(1, 2)
         bar(2, 2)
         assert " 50 %" in terminal.getvalue()
@@ -82,9 +88,9 @@ def test_a_finished_bar_is_cleared_once(terminal):
     assert terminal.getvalue().count(CLEARED) == 1
 
 
-def test_a_bar_is_cleared_when_the_work_fails(terminal):
+def test_a_bar_is_cleared_when_the_work_fails(impatient, terminal):
     def fail():
-        with _progress.Bar(patience=0.0) as bar:
+        with _progress.Bar() as bar:
             bar(1, 2)
             raise KeyboardInterrupt
 
@@ -99,8 +105,9 @@ def test_a_bar_has_one_width(done, total):
     stream = Terminal()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_progress, "sys", SimpleNamespace(stderr=stream))
+        patch.setattr(_progress, "_PATIENCE", 0.0)
         done = min(done, total)
-        _progress.Bar(patience=0.0)(done, total)
+        _progress.Bar()(done, total)
     (line,) = re.findall(r"\r([█·]*) +(\d+) % 0 s", stream.getvalue())
     assert len(line[0]) == 40
     assert 0 <= int(line[1]) <= 100

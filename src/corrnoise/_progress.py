@@ -24,14 +24,14 @@ class Bar:
     As a context manager it removes the bar when the block ends.
     """
 
-    def __init__(self, title: str = "", patience: float = _PATIENCE) -> None:
-        self._title, self._patience = title, patience
+    def __init__(self, title: str = "") -> None:
+        self._title = title
         self._start, self._shown = time.monotonic(), False
 
     def __call__(self, done: int, total: int) -> None:
         """Redraw the bar."""
         seconds = time.monotonic() - self._start
-        if not sys.stderr.isatty() or (seconds < self._patience and not self._shown):
+        if not sys.stderr.isatty() or (seconds < _PATIENCE and not self._shown):
             return
         total = max(total, 1)
         filled = _WIDTH * done // total

@@ -107,11 +107,6 @@ def noise_multiplier(epsilon: float, delta: float, sensitivity: float) -> float:
     return sensitivity / mu(epsilon, delta) * (1.0 + _ROUNDING)
 
 
-def zcdp_rho(mu: float) -> float:
-    """ρ = μ²/2: the Gaussian mechanism is ρ-zCDP."""
-    return checks.number("mu", mu, 0.0) ** 2 / 2.0
-
-
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
     from scipy.optimize import brentq
 

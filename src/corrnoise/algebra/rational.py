@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -80,13 +79,6 @@ class Rational:
     def denominator_terms(self) -> int:
         """Number of terms of D."""
         return 1 + sum(f.size - 1 for f in self.denominator)
-
-    @property
-    def diagonal(self) -> float:
-        """The constant term N(0)/D(0)."""
-        return math.prod(float(f[0]) for f in self.numerator) / math.prod(
-            float(f[0]) for f in self.denominator
-        )
 
     def to_dict(self) -> dict[str, list[list[float]]]:
         """The factors as plain lists, exact to the last bit when written as JSON."""

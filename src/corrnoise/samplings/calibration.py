@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -11,7 +10,7 @@ from corrnoise import _checks as checks
 from corrnoise._progress import Progress
 from corrnoise._rounding import rounded_up
 from corrnoise._threads import one_blas_thread
-from corrnoise.accounting import Draws, Estimate, gaussian
+from corrnoise.accounting import Draws, Estimate
 from corrnoise.accounting.draws import MOST_ATTEMPTS, check_samples
 from corrnoise.mechanisms import Mechanism
 from corrnoise.participation import Participation
@@ -146,11 +145,6 @@ class Calibration:
             )
         return self.mechanism.sensitivity(self.participation).value / self.noise_multiplier
 
-    @property
-    def rho(self) -> float:
-        """The ρ = μ²/2 of zero-concentrated DP, where ``mu`` is defined."""
-        return gaussian.zcdp_rho(self.mu)
-
     def event(self) -> Any:
         """The run as a ``dp_accounting`` event, to compose with other releases."""
         return self.sampling.event(self)
@@ -205,10 +199,6 @@ class Calibration:
         found = Calibration(**given)
         require(found.sampling, found.mechanism, found.participation)
         return found
-
-    def to_json(self) -> str:
-        """``to_dict`` as JSON."""
-        return json.dumps(self.to_dict())
 
     def __repr__(self) -> str:
         return (

@@ -66,15 +66,14 @@ class Convolution(Part):
         module: a convolution of one, two or three dimensions.
         inputs: (examples, channels, *sizes).
         grads: of the outputs, (examples, rows of the weight, *sizes).
-        views: how many rows of both, one after the other, are one example.
     """
 
-    def __init__(self, module: Any, inputs: Tensor, grads: Tensor, views: int = 1) -> None:
+    def __init__(self, module: Any, inputs: Tensor, grads: Tensor) -> None:
         padding, self._inputs = _padded(module, inputs)
         self._geometry = _Geometry(
             module.kernel_size, module.stride, module.dilation, padding, module.groups
         )
-        self.shape, self._left, self._views = module.weight.shape, grads, views
+        self.shape, self._left, self._views = module.weight.shape, grads, 1
         self._kept: Tensor | None = None
 
     def joined(self, views: int) -> Convolution:

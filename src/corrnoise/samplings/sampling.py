@@ -103,17 +103,6 @@ class Sampling(ABC):
         self, mechanism: Mechanism, participation: Participation, epsilon: float, delta: float
     ) -> float:
         """The least noise multiplier with which a run is (ε, δ)-DP, or slightly more."""
-        return self._least_noise(mechanism, participation, epsilon, delta, _TOLERANCE)
-
-    def _least_noise(
-        self,
-        mechanism: Mechanism,
-        participation: Participation,
-        epsilon: float,
-        delta: float,
-        tolerance: float,
-    ) -> float:
-        """The least noise by ``delta``, or more by this relative tolerance."""
 
         def price(noise: float) -> float:
             return self.delta(mechanism, participation, noise, epsilon, participation.num_steps)
@@ -122,7 +111,7 @@ class Sampling(ABC):
         high = gaussian.noise_multiplier(epsilon, delta, sens)
         near = self._near(mechanism, participation, epsilon, delta) or high / 2.0
         while True:
-            found = roots.least(price, delta, (1e-3 * high, high), tolerance, near)
+            found = roots.least(price, delta, (1e-3 * high, high), _TOLERANCE, near)
             if found < high or price(high) <= delta:
                 return found
             high, near = 2.0 * high, high

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from corrnoise import _checks as checks
 from corrnoise.auditing.audit import Audit
-from corrnoise.auditing.bounds import Counts, lower_bounds
+from corrnoise.auditing.bounds import Counts, epsilon_lower_bound, lower_bounds
 from corrnoise.samplings import Calibration
 
 Array = npt.NDArray[np.float64]
@@ -112,17 +112,9 @@ def judge(
     assert best is not None
     _, name, score, guess, threshold = best
     counts = _counts(score(count), present[count], guess, threshold)
-    bound = lower_bounds(
-        np.array([counts.hits]),
-        counts.trials,
-        np.array([counts.alarms]),
-        counts.others,
-        delta,
-        confidence,
-    )
     return Audit(
         claim=calibration.epsilon if claim is None else claim,
-        lower_bound=float(bound[0]),
+        lower_bound=epsilon_lower_bound(counts, delta, confidence),
         delta=delta,
         confidence=confidence,
         num_canaries=m,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated
+from types import ModuleType
+from typing import Annotated, Any
 
 import typer
 
@@ -23,77 +24,45 @@ REGISTRIES: dict[str, Callable[[], tuple[str, ...]]] = {
 }
 
 
-def _family(name: str) -> str:
-    try:
-        return mechanisms.get(name).name
-    except ValueError as unknown:
-        raise typer.BadParameter(f"{unknown}.") from None
+def _named(registry: ModuleType, words: str, *spelled: str, also: tuple[str, ...] = ()) -> Any:
+    """An option whose values are names of a registry, or one of ``also``."""
 
+    def check(given: str | list[str] | None) -> str | list[str] | None:
+        for name in [given] if isinstance(given, str) else given or []:
+            if name not in also:
+                try:
+                    registry.get(name)
+                except ValueError as unknown:
+                    raise typer.BadParameter(f"{unknown}.") from None
+        return given
 
-def _families(names: list[str] | None) -> list[str] | None:
-    return None if names is None else [_family(name) for name in names]
-
-
-def _sampling(name: str) -> str:
-    try:
-        return samplings.get(name).name
-    except ValueError as unknown:
-        raise typer.BadParameter(f"{unknown}.") from None
-
-
-def _sampling_or_best(name: str) -> str:
-    return name if name == samplings.BEST else _sampling(name)
-
-
-def _samplings(names: list[str] | None) -> list[str] | None:
-    return None if names is None else [_sampling(name) for name in names]
-
-
-FamilyName = Annotated[
-    str,
-    typer.Option(
-        callback=_family,
-        autocompletion=lambda: list(mechanisms.names()),
+    return typer.Option(
+        *spelled,
+        callback=check,
+        autocompletion=lambda: [*also, *registry.names()],
         metavar="NAME",
-        help="The family of mechanisms.",
-    ),
-]
+        help=words,
+    )
+
+
+FamilyName = Annotated[str, _named(mechanisms, "The family of mechanisms.")]
 FamilyNames = Annotated[
     list[str] | None,
-    typer.Option(
-        "--mechanism",
-        callback=_families,
-        autocompletion=lambda: list(mechanisms.names()),
-        metavar="NAME",
-        help="A family of mechanisms; repeat the option for several.",
-    ),
+    _named(mechanisms, "A family of mechanisms; repeat the option for several.", "--mechanism"),
 ]
-SamplingName = Annotated[
-    str,
-    typer.Option(
-        callback=_sampling,
-        autocompletion=lambda: list(samplings.names()),
-        metavar="NAME",
-        help="How batches are sampled.",
-    ),
-]
+SamplingName = Annotated[str, _named(samplings, "How batches are sampled.")]
 SamplingOrBest = Annotated[
     str,
-    typer.Option(
-        callback=_sampling_or_best,
-        autocompletion=lambda: [samplings.BEST, *samplings.names()],
-        metavar="NAME",
-        help="How batches are sampled, or 'best' for the best of all.",
+    _named(
+        samplings,
+        "How batches are sampled, or 'best' for the best of all.",
+        also=(samplings.BEST,),
     ),
 ]
 SamplingNames = Annotated[
     list[str] | None,
-    typer.Option(
-        "--allow",
-        callback=_samplings,
-        autocompletion=lambda: list(samplings.names()),
-        metavar="NAME",
-        help="A sampling that 'best' may choose; repeat the option for several.",
+    _named(
+        samplings, "A sampling that 'best' may choose; repeat the option for several.", "--allow"
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

@@ -156,6 +156,7 @@ def test_the_engine_is_below_its_claim_and_not_far(family, sampling):
     assert found.ratio > (0.3 if "poisson" in sampling else 0.4)
     assert found.claim == made.epsilon
     assert "no more than claimed" in found.to_text()
+    assert ", 1 step\n" in dataclasses.replace(found, num_steps=1).to_text()
     assert found.to_dict()["counts"]["trials"] > 5000
 
 

@@ -92,6 +92,7 @@ def test_the_statement_and_the_report_lie_beside_the_model(tmp_path):
     for folder in ("run", "final"):
         text = (tmp_path / folder / "privacy-statement.txt").read_text()
         assert text.startswith("This training is (8, 0.001)-differentially private.")
+        assert text.rstrip() + "\n" == text
         json.loads((tmp_path / folder / "privacy-statement.json").read_text())
     assert "<!doctype html>" in (tmp_path / "run" / "privacy-report.html").read_text()
     assert (tmp_path / "run.key").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from corrnoise._rounding import rounded_down, rounded_up
+from corrnoise._rounding import counted, rounded_down, rounded_up
 from corrnoise.auditing.bounds import Counts
 
 
@@ -64,7 +64,7 @@ class Audit:
             f"lower bound  ε ≥ {rounded_down(self.lower_bound)} at the same δ, with confidence "
             f"{self.confidence:g}: {words}\n"
             f"mechanism    {self.mechanism}, noise multiplier {rounded_up(self.noise_multiplier)}, "
-            f"{self.sampling}, {self.num_steps} steps\n"
+            f"{self.sampling}, {counted(self.num_steps, 'step')}\n"
             f"canaries     {self.num_canaries:,}, each in a direction of its own, in or out by a "
             "fair coin\n"
             f"guesses      “{self.guess}” by {self.statistic}: {c.hits:,} of {c.trials:,} right, "

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from corrnoise import mechanisms, workloads
+from corrnoise._rounding import counted
 from corrnoise.accounting import Draws
 from corrnoise.mechanisms import Mechanism
 from corrnoise.participation import Participation
@@ -71,7 +72,7 @@ def _memory(chosen: Calibration, alternatives: tuple[Alternative, ...]) -> list[
     for each in alternatives:
         if each.reason and each.error is not None and each.scheme is not None:
             vectors = each.scheme.num_vectors
-            words = f"memory for {vectors} model-sized vector{'s' * (vectors != 1)}"
+            words = f"memory for {counted(vectors, 'model-sized vector')}"
             if vectors:
                 result.append(
                     _Change(f"{words} ({each.label}, {each.sampling})", each.error / chosen.error)

@@ -43,7 +43,7 @@ def write_beside(
     """
     folder.mkdir(parents=True, exist_ok=True)
     statement = engine.statement()
-    _files.write(folder / f"{STATEMENT}.txt", statement.to_text() + "\n")
+    _files.write(folder / f"{STATEMENT}.txt", statement.to_text())
     _files.write(folder / f"{STATEMENT}.json", statement.to_json() + "\n")
     if report_too:
         run = Run(

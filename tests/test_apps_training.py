@@ -38,6 +38,16 @@ def test_training_learns_and_keeps_its_guarantee(digits):
     assert found.model["num_parameters"] == 9610
 
 
+def test_epsilon_is_known_after_every_epoch(digits):
+    asked = {"epochs": 8, "sampling": "balls-in-bins", "mechanisms": ["dp_sgd"]}
+    found = [record.epsilon for record in train(plan(**asked), digits, model="linear").records]
+    assert found == sorted(found)
+    assert len(found) == 8
+    assert 0 < found[0] < found[-1] == 8
+    silent = train(plan(), digits, model="linear", track_epsilon=False)
+    assert {record.epsilon for record in silent.records} == {None}
+
+
 def test_a_model_that_takes_no_empty_batch_trains_on_poisson_batches(digits):
     class Reshaping(torch.nn.Module):
         def __init__(self):

@@ -25,8 +25,6 @@ from corrnoise.torch import PrivacyEngine
 # How far the noise may move the weights, as a norm: rate·error·√d/batch. It lies between what won
 # on CIFAR-10 (under 4) and on digits (11 and more, benchmarks/digits.json).
 _MOVE = 8.0
-# An ε that is certified by draws takes seconds: it is computed this many times in a run.
-_CERTIFICATES = 4
 
 
 def default_rate(plan: Plan, clip_norm: float, num_parameters: int) -> float:
@@ -75,8 +73,7 @@ def train(
         schedule: of the learning rate: "linear" lowers it step by step to 0.
         average_last: the part of the steps at the end whose weights are averaged for evaluation;
             0 evaluates the last weights. Neither this nor the schedule costs privacy.
-        track_epsilon: whether ε is computed during the run; where it is certified by draws, that
-            takes seconds and is done four times.
+        track_epsilon: whether ε is computed after every epoch.
         progress: called after each epoch with (steps taken, steps in all); True for a bar on the
             terminal. The accuracies are in the records of the run.
 
@@ -141,7 +138,7 @@ def train(
             average.load(found["average"])
             before = found["seconds"]
         test = data.test.to(device)
-        n, b = plan.num_steps, plan.participation.min_sep
+        n = plan.num_steps
 
         def before_step() -> None:
             if schedule == "linear":
@@ -158,12 +155,7 @@ def train(
             taken = engine.steps_taken
             with average.weights():
                 test_loss, accuracy = evaluate(net, test)
-            due = track_epsilon and (
-                not plan.sampling.certified
-                or (taken // b) % max(1, -(-n // b) // _CERTIFICATES) == 0
-                or taken == n
-            )
-            spent = engine.get_epsilon(plan.delta) if due else None
+            spent = engine.get_epsilon(plan.delta) if track_epsilon else None
             records.append(Record(taken, spent, loss, test_loss, accuracy))
             if checkpoint is not None:
                 engine.save_checkpoint(

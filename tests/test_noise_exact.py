@@ -393,6 +393,8 @@ def test_what_is_not_covered_is_refused():
         ExactNoise(mechanisms.bsr(workload, num_bands=3).in_float32(), KEY)
     with pytest.raises(ValueError, match="coefficients in float32"):
         ExactNoise(mechanisms.lambda_cgd(workload, rate=0.9), KEY)
+    with pytest.raises(ValueError, match="threads must be at least 1, got 0"):
+        exact(threads=0)
     noise = exact()
     for grads, words in (
         ([np.zeros(3, np.float32)], "must be float64"),

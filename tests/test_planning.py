@@ -424,7 +424,8 @@ def test_plans_do_not_depend_on_the_number_of_cores(monkeypatch):
     options = {"mechanisms": ["dp_sgd", "bisr"], "samples": 5_000}
     plans: list[str] = []
     for cores in (1, 3):
-        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        for module in ("planning.planner", "accounting.balls_in_bins"):
+            monkeypatch.setattr(f"corrnoise.{module}.processors", lambda cores=cores: cores)
         plans.append(cn.plan(**request, **options).to_json())
     assert plans[0] == plans[1]
 

@@ -1,13 +1,14 @@
-"""One BLAS thread for each thread of ours, where ``threadpoolctl`` is installed.
+"""How many threads work: ours, one for each processor, and one BLAS thread for each of ours.
 
 A BLAS library starts as many threads as there are cores, whatever else runs. Beside our own threads
 or other busy processes they wait for each other, and a search takes many times as long. With one
-thread the results do not depend on the number of cores either.
+thread the results do not depend on the number of cores either. It needs ``threadpoolctl``.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
@@ -15,6 +16,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
+
+
+def processors() -> int:
+    """How many processors this process may use: those of its affinity, where the system has it."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return found or 1
 
 
 @contextmanager

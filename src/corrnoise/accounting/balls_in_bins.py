@@ -36,7 +36,6 @@ with κ = (-log(1-φ) - φ)/φ². The least value over several φ is taken, whic
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -47,6 +46,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise._progress import Progress
+from corrnoise._threads import processors
 from corrnoise.accounting import few_folds, low_sums, many_folds
 from corrnoise.accounting.bins import Bins
 from corrnoise.accounting.proposals import Noise, Shape, Tilt, chunks
@@ -331,5 +331,5 @@ def _in_blocks(
     if len(counts) == 1:  # a thread would take longer to start
         yield block(0)
         return
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(processors()) as pool:
         yield from pool.map(block, range(len(counts)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise import _checks as checks
+from corrnoise._threads import processors
 from corrnoise.mechanisms import Mechanism
 from corrnoise.noise import sealing
 from corrnoise.noise import state as _state
@@ -79,11 +79,8 @@ class CorrelatedNoise:
         self.stream = NoiseStream(Key.generate() if key is None else key, stream, rounds)
         self._filter = Filter.of(mechanism)
         self.scheme = _scheme.choose(self._filter, memory, self.stream.rounds)
-        self._threads = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        ) or 1
-        if threads is not None:
-            self._threads = checks.integer("threads", threads, 1)
+        threads = processors() if threads is None else threads
+        self._threads = checks.integer("threads", threads, 1)
         self._backends: dict[str, Any] = {}
         self._forget(0)
 

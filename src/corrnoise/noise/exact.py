@@ -13,7 +13,6 @@ multiples is computed again in arbitrary precision. ``docs/proofs/floating-point
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from corrnoise import _checks as checks
+from corrnoise._threads import processors
 from corrnoise.mechanisms import Mechanism
 from corrnoise.noise import state as _state
 from corrnoise.noise.backends.cpu import Layout
@@ -131,8 +131,8 @@ class ExactNoise:
                 f"mechanism must have coefficients in float32, got {mechanism!r} with others; "
                 "calibrate and run mechanism.in_float32()"
             )
-        given = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        self._threads = checks.integer("threads", threads or given or os.cpu_count() or 1, 1)
+        threads = processors() if threads is None else threads
+        self._threads = checks.integer("threads", threads, 1)
 
     @property
     def num_steps(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from corrnoise import _checks as checks
 from corrnoise import mechanisms as _mechanisms
 from corrnoise import workloads
 from corrnoise._progress import Progress, Share
-from corrnoise._threads import one_blas_thread
+from corrnoise._threads import one_blas_thread, processors
 from corrnoise.accounting import Draws
 from corrnoise.mechanisms import Candidate, Family, Question
 from corrnoise.noise.generator.stream import check_rounds
@@ -250,7 +249,7 @@ def _priced(problems: Sequence[_Problem]) -> Iterator[Priced]:
     """All candidates, priced on all cores, in the order of the problems."""
     built = Built()
     work = [(p.pricing, *candidate) for p in problems for candidate in p.candidates]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(processors()) as pool:
         # Searches under amplification take longest and begin first.
         order = sorted(range(len(work)), key=lambda i: not work[i][2].note)
         futures = {i: pool.submit(work[i][0].price, *work[i][1:], built) for i in order}
@@ -268,7 +267,7 @@ def _estimate_again(priced: list[Priced], pricings: Mapping[str, Pricing]) -> No
         left = [i for i in close if i not in known and priced[i].calibration is None]
         if not left or len(close) == 1:
             return
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(processors()) as pool:
             asked = [(pricings[priced[i].alternative.sampling], priced[i]) for i in left]
             found = pool.map(lambda each: each[0].again(each[1]), asked)
             for i, each in zip(left, found, strict=True):

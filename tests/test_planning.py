@@ -424,8 +424,7 @@ def test_plans_do_not_depend_on_the_number_of_cores(monkeypatch):
     options = {"mechanisms": ["dp_sgd", "bisr"], "samples": 5_000}
     plans: list[str] = []
     for cores in (1, 3):
-        for module in ("planning.planner", "accounting.balls_in_bins"):
-            monkeypatch.setattr(f"corrnoise.{module}.processors", lambda cores=cores: cores)
+        monkeypatch.setattr("corrnoise._threads.processors", lambda cores=cores: cores)
         plans.append(cn.plan(**request, **options).to_json())
     assert plans[0] == plans[1]
 
@@ -479,3 +478,12 @@ def test_one_vector_is_not_vectors():
         cn.plan(**asked, sampling="fixed", mechanisms=["bsr"], num_bands=2)
     with pytest.raises(ValueError, match=r"num_bands must be at least 1, got 0$"):
         cn.plan(**asked, sampling="fixed", mechanisms=["bsr"], num_bands=0)
+
+
+def test_one_family_may_be_named_without_a_list():
+    asked = dict(
+        num_examples=600, batch_size=100, epochs=3, epsilon=3.0, delta=1e-5, sampling="fixed"
+    )
+    assert cn.plan(**asked, mechanisms="bisr") == cn.plan(**asked, mechanisms=["bisr"])
+    with pytest.raises(ValueError, match="mechanism must be one of .*, got 'bissr'; did you mean"):
+        cn.plan(**asked, mechanisms="bissr")

@@ -1,8 +1,11 @@
-"""How many threads work."""
+"""How many threads work, and when they stop."""
 
 import os
+import threading
 
-from corrnoise._threads import processors
+import pytest
+
+from corrnoise._threads import pool, processors
 
 
 def test_processors_are_those_that_this_process_may_use(monkeypatch):
@@ -13,3 +16,25 @@ def test_processors_are_those_that_this_process_may_use(monkeypatch):
     assert processors() == 64
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert processors() == 1
+
+
+def test_nothing_is_begun_after_an_interruption():
+    """Else Ctrl-C would wait for all candidates of a plan."""
+    begun, go = [], threading.Event()
+
+    def work(number):
+        begun.append(number)
+        go.wait(10.0)
+
+    def interrupted():
+        with pool() as threads:
+            for number in range(50 * processors()):
+                threads.submit(work, number)
+            threading.Timer(0.2, go.set).start()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(begun) <= processors()
+    with pool() as threads:
+        assert list(threads.map(abs, range(-5, 0))) == [5, 4, 3, 2, 1]

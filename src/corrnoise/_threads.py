@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
@@ -22,6 +23,16 @@ def processors() -> int:
     """How many processors this process may use: those of its affinity, where the system has it."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return found or 1
+
+
+@contextmanager
+def pool() -> Generator[ThreadPoolExecutor, None, None]:
+    """A thread for each processor; after an error or Ctrl-C nothing more is begun."""
+    found = ThreadPoolExecutor(processors())
+    try:
+        yield found
+    finally:
+        found.shutdown(cancel_futures=True)
 
 
 @contextmanager

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -46,7 +45,7 @@ import numpy as np
 import numpy.typing as npt
 
 from corrnoise._progress import Progress
-from corrnoise._threads import processors
+from corrnoise._threads import pool
 from corrnoise.accounting import few_folds, low_sums, many_folds
 from corrnoise.accounting.bins import Bins
 from corrnoise.accounting.proposals import Noise, Shape, Tilt, chunks
@@ -331,5 +330,5 @@ def _in_blocks(
     if len(counts) == 1:  # a thread would take longer to start
         yield block(0)
         return
-    with ThreadPoolExecutor(processors()) as pool:
-        yield from pool.map(block, range(len(counts)))
+    with pool() as threads:
+        yield from threads.map(block, range(len(counts)))

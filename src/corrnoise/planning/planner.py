@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from corrnoise import _checks as checks
 from corrnoise import mechanisms as _mechanisms
 from corrnoise import workloads
 from corrnoise._progress import Progress, Share
-from corrnoise._threads import one_blas_thread, processors
+from corrnoise._threads import one_blas_thread, pool
 from corrnoise.accounting import Draws
 from corrnoise.mechanisms import Candidate, Family, Question
 from corrnoise.noise.generator.stream import check_rounds
@@ -44,7 +43,7 @@ def plan(
     decay: float = 1.0,
     sampling: str | Sampling = BEST,
     allow: Sequence[str] | None = None,
-    mechanisms: Sequence[str] | None = None,
+    mechanisms: str | Sequence[str] | None = None,
     num_bands: int | None = None,
     num_parameters: int | None = None,
     memory: float | None = 0,
@@ -76,7 +75,7 @@ def plan(
             ``calibrate``, or a ``Sampling``.
         allow: with "best", the names of the samplings to choose from, such as ``["fixed"]`` where
             batches cannot be random and secret; all by default.
-        mechanisms: names of families to choose from; all by default.
+        mechanisms: names of families to choose from, or one name; all by default.
         num_bands: p of the banded families; several by default.
         num_parameters: the size of the model, to report how many bytes the noise keeps.
         memory: the model-sized float32 vectors that the noise may keep between steps. With 0, the
@@ -104,6 +103,7 @@ def plan(
     if num_parameters is not None:
         checks.integer("num_parameters", num_parameters, 1)
     rounds = check_rounds(rounds)
+    names = [mechanisms] if isinstance(mechanisms, str) else mechanisms
     draws = Draws.checked(failure_probability, samples, seed, progress)
     problems: list[_Problem] = []
     for how in _samplings(sampling, allow, num_examples, batch_size, num_steps):
@@ -121,10 +121,10 @@ def plan(
             delta,
             memory,
             num_bands,
-            named=mechanisms is not None,
+            named=names is not None,
         )
         pricing = Pricing(part, epsilon, delta, how, memory, rounds, num_bands is not None, draws)
-        problems.append(_Problem(pricing, _candidates(question, mechanisms)))
+        problems.append(_Problem(pricing, _candidates(question, names)))
     count = sum(len(problem.candidates) for problem in problems)
     share = Share(draws.progress, count + _FINALISTS * CERTIFICATE)
     priced: list[Priced] = []
@@ -249,10 +249,10 @@ def _priced(problems: Sequence[_Problem]) -> Iterator[Priced]:
     """All candidates, priced on all cores, in the order of the problems."""
     built = Built()
     work = [(p.pricing, *candidate) for p in problems for candidate in p.candidates]
-    with ThreadPoolExecutor(processors()) as pool:
+    with pool() as threads:
         # Searches under amplification take longest and begin first.
         order = sorted(range(len(work)), key=lambda i: not work[i][2].note)
-        futures = {i: pool.submit(work[i][0].price, *work[i][1:], built) for i in order}
+        futures = {i: threads.submit(work[i][0].price, *work[i][1:], built) for i in order}
         for i in range(len(work)):
             yield futures[i].result()
 
@@ -267,9 +267,9 @@ def _estimate_again(priced: list[Priced], pricings: Mapping[str, Pricing]) -> No
         left = [i for i in close if i not in known and priced[i].calibration is None]
         if not left or len(close) == 1:
             return
-        with ThreadPoolExecutor(processors()) as pool:
+        with pool() as threads:
             asked = [(pricings[priced[i].alternative.sampling], priced[i]) for i in left]
-            found = pool.map(lambda each: each[0].again(each[1]), asked)
+            found = threads.map(lambda each: each[0].again(each[1]), asked)
             for i, each in zip(left, found, strict=True):
                 priced[i] = each
         known.update(left)

@@ -138,7 +138,7 @@ def test_version(run):
         ("nothing", "No such command"),
         ("plan", "--help"),
         ("plan --epsilon one", "--epsilon"),
-        (f"plan {RUN} --seed one", "as an integer. Try: corrnoise plan --help"),
+        (f"plan {RUN} --seed one", "--seed must be a whole number, got 'one'; write digits alone"),
         (f"plan {RUN} --num-bands 0", "num_bands must be at least 1, got 0\n"),
         ("train --num-bands 0", "num_bands must be at least 1, got 0\n"),
         (
@@ -208,6 +208,46 @@ def test_bad_input_is_one_line_and_status_2(run, monkeypatch, line, words):
     assert err.endswith("\n")
     assert err.count("\n") == 1
     assert words in err
+
+
+@pytest.mark.parametrize(
+    ("line", "rule", "value", "remedy"),
+    [
+        ("plan --num-examples 50,000", "a whole number", "50,000", "write 50000"),
+        ("plan --num-examples 5e4", "a whole number", "5e4", "write 50000"),
+        ("plan --epochs 2.5", "a whole number", "2.5", "write 2 or 3"),
+        ("plan --num-parameters 7B", "a whole number", "7B", "write 7000000000"),
+        ("plan --num-parameters 1.5m", "a whole number", "1.5m", "write 1500000"),
+        ("plan --seed 1e999999", "a whole number", "1e999999", "write digits alone, such as 50000"),
+        ("plan --epsilon 9%", "a number", "9%", "write 9 or 0.09"),
+        ("plan --epsilon 1,5", "a number", "1,5", "write 1.5"),
+        ("plan --epsilon ''", "a number", "", "write it as 0.5 or 1e-5"),
+        ("plan --delta 1/50000", "a number", "1/50000", "write 2e-05"),
+        ("plan --delta 1/0", "a number", "1/0", "write it as 0.5 or 1e-5"),
+        ("train --value-range 1 1/4", "a number", "1/4", "write 0.25"),
+        ("audit plan.json --delta 0.1 --delta 5%", "a number", "5%", "write 5 or 0.05"),
+    ],
+)
+def test_what_is_no_number_is_said_with_the_value_and_the_remedy(run, line, rule, value, remedy):
+    name = re.findall("--[a-z-]+", line)[-1]
+    assert run(line) == (2, "", f"corrnoise: {name} must be {rule}, got '{value}'; {remedy}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("plam", "No such command 'plam'. Did you mean 'plan'? Try: corrnoise --help"),
+        (
+            "plan --epochs 3 --delta 0.1",
+            "these options must be given: --num-examples, --batch-size, --epsilon. "
+            "Try: corrnoise plan --help",
+        ),
+        ("account --num-steps 9", "Missing option '--mechanism'. Try: corrnoise account --help"),
+        ("verify", "Missing argument 'folder'. Try: corrnoise verify --help"),
+    ],
+)
+def test_all_missing_options_are_named_at_once(run, line, said):
+    assert run(line) == (2, "", f"corrnoise: {said}\n")
 
 
 def test_what_is_unexpected_is_not_swallowed(run, monkeypatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from corrnoise._version import __version__
-from corrnoise.apps.cli import options
+from corrnoise.apps.cli import options, words
 from corrnoise.apps.cli.account import account
 from corrnoise.apps.cli.audit import audit
 from corrnoise.apps.cli.bench import bench
@@ -30,6 +32,8 @@ app.command()(bench)
 
 # Typer has no name of its own for the base of all usage errors.
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+# Nor for that of an option that must be given and is not.
+_MISSING = "MissingParameter"
 
 
 def _version(wanted: bool) -> None:
@@ -58,8 +62,8 @@ def run(args: list[str]) -> int:
     except _USAGE_ERROR as problem:
         context = getattr(problem, "ctx", None)
         path = context.command_path if context is not None else "corrnoise"
-        message = problem.format_message().rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
-        raise ValueError(f"{message}. Try: {path} --help") from None
+        message = problem.format_message()  # pyright: ignore[reportAttributeAccessIssue]
+        raise ValueError(f"{words.sentence(message)} Try: {path} --help") from None
     return status if isinstance(status, int) else 0
 
 
@@ -70,4 +74,31 @@ def _command() -> Any:
         for option in each.params:
             if option.name in options.REGISTRIES:
                 option.help += f" One of: {', '.join(options.REGISTRIES[option.name]())}."
+            option.process_value = partial(_processed, option, option.process_value)
     return command
+
+
+def _processed(option: Any, process: Callable[[Any, Any], Any], context: Any, given: Any) -> Any:
+    """The value of an option; what typer says of one that is missing or no number is said better.
+
+    Its own errors do not have the value, and name one missing option at a time.
+    """
+    try:
+        return process(context, given)
+    except _USAGE_ERROR as problem:
+        name = option.opts[0] if option.opts[0].startswith("-") else option.name
+        if type(problem).__name__ == _MISSING:
+            # Those that were given are processed first.
+            missing = [
+                each for each in context.command.params
+                if each.required and each.name not in context.params
+            ]  # fmt: skip
+            if len(missing) > 1:
+                names = ", ".join(each.opts[0] for each in missing)
+                raise ValueError(
+                    f"these options must be given: {names}. Try: {context.command_path} --help"
+                ) from None
+        said = words.of_number(name, given, str(problem))
+        if said is None:
+            raise
+        raise ValueError(said) from None

@@ -669,6 +669,25 @@ def test_progress_is_drawn_on_a_terminal_after_a_second(monkeypatch):
         assert ("working" in screen.getvalue()) == drawn
 
 
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_a_bar_is_drawn_at_once_on_a_terminal(monkeypatch, command):
+    def asked(**options):
+        assert ("planning" in sys.stderr.getvalue()) is drawn
+        raise ValueError("enough")
+
+    monkeypatch.setattr(planning, "plan", asked)
+    line = f"plan {RUN}" if command == "plan" else f"{FEW} --delta 1e-4"
+    for screen, more, drawn in (
+        (_Terminal(), [], True),
+        (_Terminal(), ["--json"], False),
+        (io.StringIO(), [], False),
+    ):
+        monkeypatch.setattr(sys, "stderr", screen)
+        assert main([*shlex.split(line), *more]) == 2
+        assert screen.getvalue().endswith("corrnoise: enough\n")
+        assert ("\x1b[2Kcorrnoise" in screen.getvalue()) is drawn
+
+
 def test_the_base_of_usage_errors_is_what_we_take_it_for():
     from corrnoise.apps.cli.app import _USAGE_ERROR
 
@@ -748,6 +767,54 @@ def test_a_run_without_a_folder_warns_of_nothing_that_its_user_did(run, monkeypa
         status, out, err = run(f"{FEW} --delta 1e-4 --sampling fixed --json")
     assert (status, err) == (0, "")
     assert json.loads(out)["runs"]
+
+
+def test_a_model_is_refused_before_the_plan_is_made(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(planning, "plan", lambda **_: 1 / 0)
+    status, out, err = run("train --data digits --model convnets")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "model must be one of auto, linear, mlp, convnet, got 'convnets'" in err
+    (tmp_path / "table.csv").write_text("a,b,class\n" + "1,2,yes\n3,4,no\n" * 20)
+    status, out, err = run("train --data table.csv --value-range 0 4 --model convnet")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "got examples of shape (2,); use 'mlp'" in err
+
+
+def test_after_ctrl_c_one_line_says_what_is_kept_and_it_holds(run, monkeypatch, tmp_path):
+    from corrnoise.apps import training
+
+    evaluate, left = training.evaluate, [0]
+
+    def interrupted(*args):
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return evaluate(*args)
+
+    monkeypatch.setattr(training, "evaluate", interrupted)
+    line = f"{FEW} --delta 1e-4 --sampling fixed".replace("--epochs 1", "--epochs 3")
+    said = "corrnoise: interrupted: nothing of the run is kept; with --out the same command would"
+    assert run(line) == (130, "", f"{said} go on\n")
+    line += " --out out --json"
+    said = "corrnoise: interrupted before the first checkpoint; the same command begins out again\n"
+    assert run(line) == (130, "", said)
+    left[0] = 1
+    said = "interrupted; out has a checkpoint after step 4 of 12: the same command goes on from it"
+    assert run(line) == (130, "", f"corrnoise: {said}\n")
+    left[0] = 2
+    status, out, err = run(line)
+    assert (status, err) == (0, "")
+    (found,) = json.loads(out)["runs"]
+    assert [record["step"] for record in found["records"]] == [4, 8, 12]
+    assert run("verify out --key out.key")[0] == 0
+
+
+def test_ctrl_c_in_any_command_is_one_line(run, monkeypatch):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "plan", interrupted)
+    assert run(f"plan {RUN}") == (130, "", "corrnoise: interrupted\n")
 
 
 def test_memory_can_be_allowed_where_the_advice_says_so(run):

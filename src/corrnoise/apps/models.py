@@ -27,13 +27,23 @@ def build(name: str, shape: Sequence[int], num_classes: int, *, seed: int = 0) -
     >>> sum(p.numel() for p in build("convnet", (3, 32, 32), 10).parameters())
     307498
     """
-    checks.choice("model", name, MODELS)
+    check(name, shape)
     if name == "auto":
         name = "convnet" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
     # The caller's generator stays as it is: the seed is for these weights alone.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return _build(name, shape, num_classes)
+
+
+def check(name: str, shape: Sequence[int]) -> None:
+    """Raise unless there is a model of this name for examples of this shape."""
+    checks.choice("model", name, MODELS)
+    if name == "convnet" and (len(shape) != 3 or min(shape[1:]) < 8):
+        raise ValueError(
+            f"model='convnet' is for pictures of at least 8x8, got examples of shape "
+            f"{tuple(shape)}; use 'mlp'"
+        )
 
 
 def _build(name: str, shape: Sequence[int], num_classes: int) -> nn.Module:
@@ -43,11 +53,6 @@ def _build(name: str, shape: Sequence[int], num_classes: int) -> nn.Module:
     if name == "mlp":
         return nn.Sequential(
             nn.Flatten(), nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, num_classes)
-        )
-    if len(shape) != 3 or min(shape[1:]) < 8:
-        raise ValueError(
-            f"model='convnet' is for pictures of at least 8x8, got examples of shape "
-            f"{tuple(shape)}; use 'mlp'"
         )
     layers: list[nn.Module] = []
     channels = shape[0]

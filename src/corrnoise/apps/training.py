@@ -21,10 +21,12 @@ from corrnoise.apps.datasets import Data, Tensors, whole_batch
 from corrnoise.planning import Plan
 from corrnoise.records import Record, Run
 from corrnoise.torch import PrivacyEngine
+from corrnoise.torch import checkpoint as checkpoints
 
 # How far the noise may move the weights, as a norm: rate·error·√d/batch. It lies between what won
 # on CIFAR-10 (under 4) and on digits (11 and more, benchmarks/digits.json).
 _MOVE = 8.0
+_CHECKPOINT = "checkpoint.pt"
 
 
 def default_rate(plan: Plan, clip_norm: float, num_parameters: int) -> float:
@@ -128,7 +130,7 @@ def train(
         wrapped, optimizer, loader = made
         # In Opacus's modes every batch needs a backward pass, an empty one too.
         skip = wrapped is net
-        checkpoint = None if place is None else place / "checkpoint.pt"
+        checkpoint = None if place is None else place / _CHECKPOINT
         average = Average(trained, plan.num_steps, average_last)
         records: list[Record] = []
         before = 0.0  # seconds of a run that was interrupted
@@ -186,6 +188,12 @@ def train(
         settings={**settings, "clip_norm": clip_norm, "device": device},
         seconds=seconds,
     )
+
+
+def saved(folder: str | Path) -> int:
+    """The steps that the checkpoint of a run has, from which ``train`` resumes it; 0 for none."""
+    path = Path(folder) / _CHECKPOINT
+    return int(checkpoints.load(path)["corrnoise"]["step"]) if path.exists() else 0
 
 
 def evaluate(net: nn.Module, data: Tensors, *, batch_size: int = 2048) -> tuple[float, float]:

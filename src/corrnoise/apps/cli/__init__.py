@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 
 from corrnoise import _extras
+from corrnoise.apps.cli.terminal import StoppedError
+
+# The exit status after Ctrl-C, as shells have it.
+_CTRL_C = 130
 
 
 def main(args: list[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0 is success; 2 is bad input, a missing optional library or a want of memory or disk, with
-    exactly one line on standard error. Anything unexpected is raised.
+    0 is success; 2 is bad input, a missing optional library or a want of memory or disk, and 130 is
+    Ctrl-C, both with exactly one line on standard error. Anything unexpected is raised.
 
     Args:
         args: the words after ``corrnoise``; those of the process by default.
@@ -22,7 +26,10 @@ def main(args: list[str] | None = None) -> int:
     try:
         from corrnoise.apps.cli.app import run
 
-        return run(sys.argv[1:] if args is None else args)
+        status = run(sys.argv[1:] if args is None else args)
+        return _refuse("interrupted", status) if status == _CTRL_C else status
+    except StoppedError as stopped:
+        return _refuse(str(stopped), _CTRL_C)
     except ModuleNotFoundError as missing:
         named = _extras.explained(missing)
         if named is missing:  # no extra has it: a defect, not bad input
@@ -37,6 +44,6 @@ def main(args: list[str] | None = None) -> int:
         return _refuse(where + (problem.strerror or str(problem)))
 
 
-def _refuse(message: str) -> int:
+def _refuse(message: str, status: int = 2) -> int:
     print("corrnoise: " + " ".join(message.split()), file=sys.stderr)
-    return 2
+    return status

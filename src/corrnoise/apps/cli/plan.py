@@ -53,14 +53,14 @@ def plan(
       corrnoise plan --num-examples 1000 --batch-size 50 --num-steps 70 --epsilon 4 --delta 1e-6 --sampling fixed --memory none --json
       corrnoise plan --num-examples 1000 --batch-size 50 --epochs 4 --epsilon 4 --delta 1e-6 --mechanism bisr --num-bands 4 --save plan.json
     """
-    from corrnoise import _files, planning
-    from corrnoise._progress import Bar
     from corrnoise.apps.cli import terminal
 
     terminal.check_file(save)
     options.check_budget(epsilon=epsilon, delta=delta)
     options.check_sizes(num_bands=num_bands)
-    with Bar("planning") as progress:
+    with terminal.begin("planning", at_once=not as_json) as progress:
+        from corrnoise import _files, planning
+
         found = planning.plan(
             num_examples=num_examples,
             batch_size=batch_size,

@@ -10,9 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from corrnoise import _tables
+from corrnoise._progress import Bar
 
 # The names of the columns and the rule below them.
 _HEAD = 2
+
+
+class StoppedError(Exception):
+    """Ctrl-C, with one line that says what is kept of the work."""
+
+
+def begin(title: str, *, at_once: bool) -> Bar:
+    """A bar; where ``at_once``, it is drawn on a terminal before the first part of the work."""
+    if not at_once:
+        return Bar(title)
+    bar = Bar(title, patience=0.0)
+    bar(0, 1)
+    return bar
 
 
 def print_json(data: Mapping[str, Any]) -> None:

@@ -106,7 +106,6 @@ def train(
     """
     from corrnoise import _checks as checks
     from corrnoise._rounding import rounded_up
-    from corrnoise.apps import datasets
     from corrnoise.apps.cli import terminal
 
     if plan is not None:
@@ -119,14 +118,21 @@ def train(
     if learning_rate is not None:
         options.within("learning_rate", learning_rate, _LEAST, _MOST)
     checks.integer("seed", seed, 0, 2**64 - 1)
-    _check_device(device)
+    with terminal.begin("loading", at_once=not as_json):
+        from corrnoise.apps import datasets, models
+
+        _check_device(device)
+        checks.choice("model", model, models.MODELS)
     given = None if plan is None else _read(plan)
-    found = datasets.load(data, path=data_path, label=label, value_range=value_range)
+    with terminal.begin("loading", at_once=not as_json):
+        found = datasets.load(data, path=data_path, label=label, value_range=value_range)
+    models.check(model, found.shape)
     if given is not None:
         chosen = given
     else:
         size = len(found.train)
         chosen = _plan(
+            at_once=not as_json,
             num_examples=size,
             batch_size=batch_size,
             epochs=epochs,
@@ -247,11 +253,12 @@ def _check_device(device: str) -> None:
         ) from None
 
 
-def _plan(**options: Any) -> Plan:
-    from corrnoise import planning
-    from corrnoise._progress import Bar
+def _plan(*, at_once: bool = False, **options: Any) -> Plan:
+    from corrnoise.apps.cli import terminal
 
-    with Bar("planning") as progress:
+    with terminal.begin("planning", at_once=at_once) as progress:
+        from corrnoise import planning
+
         return planning.plan(**options, progress=progress)
 
 
@@ -269,21 +276,40 @@ def _train(
 ) -> Run:
     from corrnoise._progress import Bar
     from corrnoise.apps import training
+    from corrnoise.apps.cli import terminal
 
-    with Bar(f"training with {name}") as progress:
-        return training.train(
-            plan,
-            data,
-            model=model,
-            learning_rate=learning_rate,
-            clip_norm=clip_norm,
-            label=name,
-            seed=seed,
-            device=device,
-            folder=folder,
-            key=key,
-            progress=progress,
-        )
+    try:
+        with Bar(f"training with {name}") as progress:
+            return training.train(
+                plan,
+                data,
+                model=model,
+                learning_rate=learning_rate,
+                clip_norm=clip_norm,
+                label=name,
+                seed=seed,
+                device=device,
+                folder=folder,
+                key=key,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        raise terminal.StoppedError(_kept(folder, plan.num_steps)) from None
+
+
+def _kept(folder: Path | None, num_steps: int) -> str:
+    """What an interrupted run has on disk, and how it goes on."""
+    if folder is None:
+        return "interrupted: nothing of the run is kept; with --out the same command would go on"
+    from corrnoise.apps import training
+
+    step = training.saved(folder)
+    if step == 0:
+        return f"interrupted before the first checkpoint; the same command begins {folder} again"
+    return (
+        f"interrupted; {folder} has a checkpoint after step {step:,} of {num_steps:,}: "
+        "the same command goes on from it"
+    )
 
 
 def _write(out: Path, runs: list[Run]) -> None:

@@ -147,7 +147,7 @@ def test_version(run):
         ),
         (f"plan {RUN} --delta 1", "delta must be in [1e-100, 1), got 1\n"),
         (f"plan {RUN} --epsilon nan", "epsilon must be in [1e-06, 10000], got nan\n"),
-        ("audit .", "plan must be a file, got the folder .; give a file in it"),
+        ("audit .", "plan must be a file, or a folder with run.json, got the folder . without one"),
         (f"plan {RUN} --sampling shuffled", "--sampling"),
         (f"plan {RUN} --colour red", "No such option"),
         (f"plan {RUN} --num-steps 3", "exactly one of epochs and num_steps"),
@@ -753,6 +753,23 @@ def test_keys_of_a_comparison_are_beside_the_folder_and_found_again(run, tmp_pat
     status, _, err = run("verify out/run-bisr.json")
     assert status == 2
     assert "folder must be the folder of a run, got the file out/run-bisr.json; give out" in err
+    status, _, err = run("audit out")
+    assert (status, err.count("\n")) == (2, 1)
+    names = "out/run-bisr.json, out/run-dp_sgd-poisson.json"
+    assert f"plan must be one run, got the folder out with 2; give one of {names}" in err
+
+
+def test_verify_takes_the_run_file_and_audit_the_folder(run, made, monkeypatch):
+    monkeypatch.chdir(made)
+    assert run("verify run/run.json --key run.key") == run("verify run --key run.key")
+    assert run("verify run/run.json")[0] == 0
+    status, _, err = run("verify run/statement.txt")
+    assert status == 2
+    assert "got the file run/statement.txt; give run" in err
+    words = "--canaries 200 --delta 0.1 --json"
+    found = run(f"audit run {words}")
+    assert found == run(f"audit run/run.json {words}")
+    assert found[0] == 0
 
 
 def test_a_run_without_a_folder_warns_of_nothing_that_its_user_did(run, monkeypatch):

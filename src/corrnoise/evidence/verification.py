@@ -52,7 +52,7 @@ def verify(
         ValueError: the folder has none of these files.
     """
     place, found = Path(folder), Findings()
-    run_files = _run_files(place)
+    run_files = run_files_of(place)
     # Runs that were compared have a folder each, with the name of the run.
     labels = [path.stem.removeprefix("run-") for path in run_files if path.stem != "run"]
     books = [b for b in (place / "ledger", *(place / n / "ledger" for n in labels)) if b.exists()]
@@ -90,10 +90,12 @@ def verify(
 
 def runs(folder: str | os.PathLike[str]) -> list[Run]:
     """The runs whose files are in a folder; ``verify`` says whether they can be believed."""
-    return [Run.from_json(path.read_text(encoding="utf-8")) for path in _run_files(Path(folder))]
+    return [Run.from_json(path.read_text(encoding="utf-8")) for path in run_files_of(folder)]
 
 
-def _run_files(place: Path) -> list[Path]:
+def run_files_of(folder: str | os.PathLike[str]) -> list[Path]:
+    """The run files of a folder: ``run.json``, or ``run-*.json`` of runs that were compared."""
+    place = Path(folder)
     return sorted([*place.glob("run.json"), *place.glob("run-*.json")])
 
 

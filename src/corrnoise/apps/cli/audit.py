@@ -11,7 +11,12 @@ from corrnoise.apps.cli import options
 
 
 def audit(
-    plan: Annotated[Path, typer.Argument(help="What `corrnoise plan --save` wrote, or run.json.")],
+    plan: Annotated[
+        Path,
+        typer.Argument(
+            help="What `corrnoise plan --save` wrote, run.json, or the folder of a run."
+        ),
+    ],
     canaries: Annotated[int, typer.Option(help="Examples in directions of their own.")] = 50_000,
     delta: Annotated[
         list[float] | None, typer.Option(help="Where ε is bounded; the plan's δ by default.")
@@ -40,9 +45,7 @@ def audit(
     from corrnoise.torch.audit import audits
 
     if plan.is_dir():
-        raise ValueError(
-            f"plan must be a file, got the folder {plan}; give a file in it, such as run.json"
-        )
+        plan = _run_file(plan)
     data = checks.parsed("plan", plan.read_text(encoding="utf-8"))
     if not isinstance(data, dict):
         raise ValueError(f"plan must be a plan or a run in JSON, got another file: {plan}")
@@ -66,3 +69,21 @@ def audit(
     else:
         print("\n".join(each.to_text() for each in found), end="")
     return 1 if any(each.violated for each in found) else 0
+
+
+def _run_file(folder: Path) -> Path:
+    """The run file of a folder that has exactly one."""
+    from corrnoise.evidence.verification import run_files_of
+
+    found = run_files_of(folder)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ValueError(
+            f"plan must be a file, or a folder with run.json, got the folder {folder} without "
+            "one; give the file that `corrnoise plan --save` wrote"
+        )
+    names = ", ".join(str(path) for path in found)
+    raise ValueError(
+        f"plan must be one run, got the folder {folder} with {len(found)}; give one of {names}"
+    )

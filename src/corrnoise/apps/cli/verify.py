@@ -11,7 +11,9 @@ from corrnoise.apps.cli import options
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(help="What `corrnoise train --out` wrote.")],
+    folder: Annotated[
+        Path, typer.Argument(help="What `corrnoise train --out` wrote, or the run.json in it.")
+    ],
     key: Annotated[
         list[Path] | None,
         typer.Option(help="Key file of a run, to check the codes of its ledger; repeatable."),
@@ -33,7 +35,10 @@ def verify(
     """
     from corrnoise import evidence
     from corrnoise.apps.cli import terminal
+    from corrnoise.evidence.verification import run_files_of
 
+    if folder.is_file() and run_files_of(folder.parent) == [folder]:
+        folder = folder.parent
     if folder.is_file():
         raise ValueError(
             f"folder must be the folder of a run, got the file {folder}; give {folder.parent}"

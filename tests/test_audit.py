@@ -21,7 +21,7 @@ from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.planning import Plan
 from corrnoise.samplings import Batches
 from corrnoise.torch import PrivacyEngine
-from corrnoise.torch.audit import audit, run_canaries
+from corrnoise.torch.audit import audit, audits, run_canaries
 
 ROOT = Path(__file__).parents[1]
 PART = cn.Participation(24, 8, 3)
@@ -338,3 +338,20 @@ def test_the_recorded_runs_keep_the_goals():
     large = json.loads((ROOT / "benchmarks" / "audit-large.json").read_text())["rows"]
     assert all(0.8 <= row["lower_bound"] / row["claim"] <= 1.0 for row in large)
     assert {row["claim"] for row in large} == {8.0}
+
+
+def test_progress_is_reported_for_each_step_and_ends_at_the_end():
+    seen = []
+    found = audits(
+        plan(),
+        [1e-2, 0.1],
+        make_engine=engine,
+        num_canaries=200,
+        progress=lambda *state: seen.append(state),
+    )
+    assert [each.delta for each in found] == [1e-2, 0.1]
+    done, totals = zip(*seen, strict=True)
+    assert len(set(totals)) == 1
+    assert list(done) == sorted(done)
+    assert done[-1] == totals[0]
+    assert len(set(done)) > PART.num_steps

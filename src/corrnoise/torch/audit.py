@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from corrnoise import _checks as checks
+from corrnoise._progress import Progress, Share, resolve
 from corrnoise.auditing import Audit, Canaries, judge
 from corrnoise.noise import Key
 from corrnoise.planning import Plan
@@ -34,6 +35,8 @@ _LENGTH = 4.0
 # Steps times canaries: what is kept in memory, in float32.
 _MOST_OUTPUTS = 1 << 31
 _MOST_STEPS = 4096
+# The parts of a bar, about as long as they take: an ε of the plan, the run, and the bound at one δ.
+_PRICING, _CANARIES, _JUDGING = 5, 1000, 100
 
 
 def audit(
@@ -46,6 +49,7 @@ def audit(
     confidence: float = 0.999,
     seed: int = 0,
     device: str | torch.device = "cpu",
+    progress: Progress | bool | None = None,
 ) -> Audit:
     """A lower bound on the ε of the engine, beside what the plan claims; see ``judge``.
 
@@ -58,6 +62,7 @@ def audit(
         confidence: of the bound.
         seed: of coins, noise and batches; an audit has no secret.
         device: of the model.
+        progress: called with (parts done, parts in all); True for a bar on the terminal.
     """
     (found,) = audits(
         plan,
@@ -68,6 +73,7 @@ def audit(
         confidence=confidence,
         seed=seed,
         device=device,
+        progress=progress,
     )
     return found
 
@@ -82,28 +88,42 @@ def audits(
     confidence: float = 0.999,
     seed: int = 0,
     device: str | torch.device = "cpu",
+    progress: Progress | bool | None = None,
 ) -> list[Audit]:
     """``audit`` for several δ from one run of canaries; each bound has its own confidence."""
-    c = plan.verified().calibration
-    claims = [
-        c.epsilon
-        if delta == c.delta
-        else account(
-            c.mechanism,
-            c.participation,
-            noise_multiplier=c.noise_multiplier,
-            delta=delta,
-            sampling=c.sampling,
-        ).epsilon
-        for delta in deltas
-    ]
+    share = Share(resolve(progress), _PRICING + _CANARIES + (_PRICING + _JUDGING) * len(deltas))
+    c = plan.verified(share.part(_PRICING)).calibration
+    share.advance(_PRICING)
+    claims: list[float] = []
+    for delta in deltas:
+        claims.append(
+            c.epsilon
+            if delta == c.delta
+            else account(
+                c.mechanism,
+                c.participation,
+                noise_multiplier=c.noise_multiplier,
+                delta=delta,
+                sampling=c.sampling,
+                progress=share.part(_PRICING),
+            ).epsilon
+        )
+        share.advance(_PRICING)
     released = run_canaries(
-        plan, make_engine, num_canaries=num_canaries, clip_norm=clip_norm, seed=seed, device=device
+        plan,
+        make_engine,
+        num_canaries=num_canaries,
+        clip_norm=clip_norm,
+        seed=seed,
+        device=device,
+        progress=share.part(_CANARIES),
     )
-    return [
-        judge(c, released, claim=claim, delta=delta, confidence=confidence, seed=seed)
-        for claim, delta in zip(claims, deltas, strict=True)
-    ]
+    share.advance(_CANARIES)
+    found: list[Audit] = []
+    for claim, delta in zip(claims, deltas, strict=True):
+        found.append(judge(c, released, claim=claim, delta=delta, confidence=confidence, seed=seed))
+        share.advance(_JUDGING)
+    return found
 
 
 def run_canaries(
@@ -114,8 +134,12 @@ def run_canaries(
     clip_norm: float = 1.0,
     seed: int = 0,
     device: str | torch.device = "cpu",
+    progress: Progress | None = None,
 ) -> Canaries:
-    """Train on canaries by the plan, and return what was released."""
+    """Train on canaries by the plan, and return what was released.
+
+    ``progress`` is called after each step with (steps taken, steps in all).
+    """
     n, b = plan.num_steps, plan.participation.min_sep
     checks.integer("num_steps of an audited plan", n, 1, _MOST_STEPS, "audit a shorter plan")
     wanted = checks.integer("num_canaries", num_canaries, 100)
@@ -163,6 +187,8 @@ def run_canaries(
                 here = place_of[batches.indices(step)]
                 taken[step, here[here >= 0]] = True
                 step += 1
+                if progress is not None:
+                    progress(step, n)
                 if step == n:
                     break
     finally:

@@ -40,6 +40,7 @@ def audit(
     """
     from corrnoise import _checks as checks
     from corrnoise import planning
+    from corrnoise._progress import Bar
     from corrnoise.apps.cli import terminal
     from corrnoise.torch import PrivacyEngine
     from corrnoise.torch.audit import audits
@@ -51,15 +52,17 @@ def audit(
         raise ValueError(f"plan must be a plan or a run in JSON, got another file: {plan}")
     made = planning.Plan.from_dict(data.get("plan", data))
     terminal.check_file(report)
-    found = audits(
-        made,
-        delta or [made.delta],
-        make_engine=lambda key: PrivacyEngine(key=key),
-        num_canaries=canaries,
-        confidence=confidence,
-        seed=seed,
-        device=device,
-    )
+    with Bar("auditing") as progress:
+        found = audits(
+            made,
+            delta or [made.delta],
+            make_engine=lambda key: PrivacyEngine(key=key),
+            num_canaries=canaries,
+            confidence=confidence,
+            seed=seed,
+            device=device,
+            progress=progress,
+        )
     if report is not None:
         from corrnoise import report as pages
 

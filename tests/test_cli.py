@@ -549,6 +549,25 @@ def test_account_says_of_participation_what_the_sampling_does(run):
     assert "apart" not in out
 
 
+@pytest.mark.parametrize(
+    ("line", "title"),
+    [
+        ("account --mechanism dense --num-steps 8 --epsilon 2 --delta 1e-5", "optimising dense"),
+        ("compare --mechanism dense --num-steps 8 --values 8", "comparing"),
+    ],
+)
+def test_the_iterations_of_a_mechanism_that_is_optimised_are_drawn(monkeypatch, line, title):
+    monkeypatch.setattr(Bar.__init__, "__defaults__", ("", 0.0))
+    screen = _Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert main(shlex.split(line)) == 0
+    drawn = re.findall(f"{title} .*? (\\d+) %", screen.getvalue())
+    assert drawn[0] == "0"
+    assert drawn[-1] == "100"
+    assert len(drawn) > 10
+    assert [int(each) for each in drawn] == sorted(int(each) for each in drawn)
+
+
 def test_account_says_what_is_certain(run):
     line = "account --num-steps 40 --min-sep 10 --sampling balls-in-bins --epsilon 2 --delta 1e-5"
     _, out, _ = run(f"{line} --mechanism bisr --num-bands 4 --samples 50000")

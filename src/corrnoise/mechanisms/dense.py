@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from corrnoise import _checks as checks
 from corrnoise import sensitivity
+from corrnoise._progress import Progress, Share, resolve
 from corrnoise.algebra import toeplitz
 from corrnoise.mechanisms.banded import band_mf
 from corrnoise.mechanisms.matrix import DenseMechanism
@@ -50,6 +51,7 @@ def dense(
     num_bands: int | None = None,
     equal_columns: bool = False,
     over: Literal["mean", "max"] = "mean",
+    progress: Progress | bool | None = None,
 ) -> DenseMechanism:
     """The lower-triangular C, p-banded but not Toeplitz, with the least error.
 
@@ -64,6 +66,8 @@ def dense(
             somewhat larger, and every pattern of k steps has the same sensitivity.
         over: which rmse to minimise: "mean" or "max". No invertible C attains the least rmse of
             the "last" step.
+        progress: called after each iteration with (iterations done, the most there can be), of the
+            optimiser; True for a bar on the terminal. Most searches end before the last.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(16, 4, 4)
@@ -79,14 +83,19 @@ def dense(
     checks.choice("over", over, ("mean", "max"))
     equal = equal_columns or participation.max_participations == 1
     problem = _Problem(workload, participation, p, equal, over)
+    share = Share(resolve(progress), _SOLVER.iterations * len(_TEMPERATURES))
+    share.advance(0)
     coef = band_mf(workload, participation, num_bands=p).strategy_coef
     start = problem.normalize(toeplitz.matrix(coef))
     best, before = start, problem.squared_error(start)
     least, evaluations, converged, message = before, 0, False, ""
-    for temperature in _TEMPERATURES:
+    for stage, temperature in enumerate(_TEMPERATURES, 1):
         result = _SOLVER.minimize(
-            partial(problem.objective, temperature), best[problem.rows, problem.columns]
+            partial(problem.objective, temperature),
+            best[problem.rows, problem.columns],
+            trace=lambda _: share.advance(1),
         )
+        share.advance(stage * _SOLVER.iterations - share.done)
         found = problem.matrix(result.point)
         evaluations += result.evaluations
         converged, message = result.converged, result.message
@@ -224,5 +233,11 @@ def _sizes(question: Question) -> list[None]:
 
 
 DENSE = Family(
-    name="dense", label="Dense", factory=dense, size="num_bands", optional=True, sizes=_sizes
+    name="dense",
+    label="Dense",
+    factory=dense,
+    size="num_bands",
+    optional=True,
+    sizes=_sizes,
+    reports=True,
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from corrnoise import _checks as checks
+from corrnoise._progress import Progress
 from corrnoise.mechanisms.mechanism import Mechanism
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
@@ -101,6 +102,7 @@ class Family:
         optional: whether the size may be left out.
         usual: the size to take where the user names none.
         extra: candidates beyond ``sizes``.
+        reports: whether the factory takes long, and has an argument ``progress``.
     """
 
     name: str
@@ -111,6 +113,7 @@ class Family:
     optional: bool = False
     usual: Callable[[Participation], int | None] = field(default=lambda participation: None)
     extra: Callable[[Question], Iterable[Candidate]] = field(default=lambda question: ())
+    reports: bool = False
 
     @property
     def banded(self) -> bool:
@@ -118,9 +121,14 @@ class Family:
         return self.size == "num_bands" and not self.optional
 
     def build(
-        self, workload: Workload, participation: Participation, size: Size = None
+        self,
+        workload: Workload,
+        participation: Participation,
+        size: Size = None,
+        *,
+        progress: Progress | bool | None = None,
     ) -> Mechanism:
-        """The mechanism of this size."""
+        """The mechanism of this size; ``progress`` is called where the factory takes long."""
         if self.size is None:
             if size not in (None, 1):
                 raise ValueError(
@@ -129,7 +137,8 @@ class Family:
             return self.factory(workload, participation)
         if size is None and not self.optional:
             raise ValueError(f"{self.size} must be given for {self.name}, got None; try 4")
-        return self.factory(workload, participation, **{self.size: size})
+        more = {"progress": progress} if self.reports else {}
+        return self.factory(workload, participation, **{self.size: size}, **more)
 
     def candidates(self, question: Question) -> Iterable[Candidate]:
         """The candidates that a planner tries, in the order of sizes."""
@@ -189,7 +198,12 @@ def shown(mechanism: Mechanism) -> str:
 
 
 def build(
-    name: str, workload: Workload, participation: Participation, size: Size = None
+    name: str,
+    workload: Workload,
+    participation: Participation,
+    size: Size = None,
+    *,
+    progress: Progress | bool | None = None,
 ) -> Mechanism:
     """Build a mechanism by the name of its family, for choices at run time.
 
@@ -199,9 +213,11 @@ def build(
         participation: n, b, k; BSR and BISR use it only for the size "best".
         size: p of the banded families ("best" for BISR alone) and of "dense", where it may be
             left out; the number of buffers of "blt"; nothing for "dp_sgd" and "lambda_cgd".
+        progress: of "dense", which takes minutes at a thousand steps; True for a bar on the
+            terminal.
 
     >>> import corrnoise as cn
     >>> build("bisr", cn.workloads.prefix_sum(100), cn.Participation(100, 25, 4), 4)
     bisr(prefix_sum(100), num_bands=4)
     """
-    return get(name).build(workload, participation, size)
+    return get(name).build(workload, participation, size, progress=progress)

@@ -73,7 +73,8 @@ def account(
     )
     workload = workloads.sgd(part.num_steps, momentum=momentum, decay=decay)
     size = _size(mechanism, num_bands, num_buffers)
-    built = mechanisms.build(mechanism, workload, part, size).in_float32()
+    with Bar(f"optimising {mechanism}") as progress:
+        built = mechanisms.build(mechanism, workload, part, size, progress=progress).in_float32()
     with Bar("certifying") as progress:
         if noise_multiplier is None:
             assert epsilon is not None

@@ -12,6 +12,9 @@ from corrnoise import _checks as checks
 from corrnoise.apps.cli import options
 from corrnoise.participation import Participation
 
+# What one mechanism counts on the bar.
+_UNITS = 100
+
 
 def compare(
     num_examples: options.NumExamples = None,
@@ -50,7 +53,7 @@ def compare(
       corrnoise compare --num-examples 1000 --batch-size 50 --epochs 4 --momentum 0.9 --values 1,2,4,8,20 --plot errors.svg
     """
     from corrnoise import _extras, bounds, workloads
-    from corrnoise._progress import Bar
+    from corrnoise._progress import Bar, Share
     from corrnoise.apps.cli import terminal
 
     terminal.check_file(plot)
@@ -74,19 +77,20 @@ def compare(
         parts = [part] * len(rows)
     found: dict[str, list[float]] = {family.name: [] for family in families}
     lower: list[float] = []
-    total = len(rows) * len(families)
     with Bar("comparing") as progress:
+        share = Share(progress, len(rows) * len(families) * _UNITS)
         for row, (part, bands) in enumerate(zip(parts, sizes, strict=True)):
             again = against == "bands" and row > 0  # what does not depend on the bands
             workload = workloads.sgd(part.num_steps, momentum=momentum, decay=decay)
-            for column, family in enumerate(families):
+            for family in families:
                 errors = found[family.name]
                 if again and not family.banded:
                     errors.append(errors[0])
                 else:
                     size = options.size(family, bands, num_buffers)
-                    errors.append(family.build(workload, part, size).rmse(part))
-                progress(row * len(families) + column + 1, total)
+                    built = family.build(workload, part, size, progress=share.part(_UNITS))
+                    errors.append(built.rmse(part))
+                share.advance(_UNITS)
             lower.append(lower[0] if again else bounds.lower_bound(workload, part))
     if plot is not None:
         _draw(plot, against, rows, found, lower)

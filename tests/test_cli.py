@@ -648,6 +648,30 @@ def test_the_chosen_row_is_bold_on_a_terminal_unless_told_not_to():
     assert "\x1b" not in on_a_terminal(line, NO_COLOR="1")
 
 
+@pytest.mark.parametrize("width", [60, 100])
+def test_long_lines_are_folded_on_a_terminal_alone(width):
+    line = f"plan {RUN} --sampling fixed --mechanism blt --mechanism bisr --num-bands 4"
+    shown = on_a_terminal(line, NO_COLOR="1", COLUMNS=str(width)).splitlines()
+    head = shown[: shown.index("")]
+    assert all(len(each) <= width and each[11] == " " for each in head)
+    whole = process(line, COLUMNS=str(width)).stdout.splitlines()
+    assert len(head) > whole.index("")
+    assert " ".join(" ".join(head).split()) == " ".join(" ".join(whole[: whole.index("")]).split())
+    if width == 100:  # there is room for the table and its reasons in two lines
+        assert max(map(len, shown)) <= width < max(map(len, whole))
+        assert any(each.startswith(" " * 50) for each in shown)
+
+
+def test_a_bar_is_no_longer_than_the_terminal(monkeypatch):
+    for width in (10, 40, 200):
+        screen = _Terminal()
+        monkeypatch.setattr(sys, "stderr", screen)
+        monkeypatch.setenv("COLUMNS", str(width))
+        Bar("training", 0.0)(1, 2)
+        assert len(screen.getvalue()) <= max(width, len("training   50 % 0 s") + 1)
+        assert ("█" in screen.getvalue()) == (width >= 40)
+
+
 def test_completion_knows_the_choices():
     for words, expected in (
         ("corrnoise ", "account"),

@@ -6,6 +6,7 @@ Functions that may take longer than a second have an argument ``progress``: such
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +35,19 @@ class Bar:
         if not sys.stderr.isatty() or (seconds < _PATIENCE and not self._shown):
             return
         total = max(total, 1)
-        filled = _WIDTH * done // total
         title = f"{self._title} " if self._title else ""
-        line = f"{title}{'█' * filled}{'·' * (_WIDTH - filled)} {100 * done // total:3d} %"
+        says = f" {100 * done // total:3d} % {seconds:.0f} s"
+        # A line that a terminal breaks in two cannot be drawn over.
+        room = shutil.get_terminal_size().columns - len(title) - len(says) - 1
+        width = max(0, min(_WIDTH, room))
+        filled = width * done // total
         self._shown = True
-        print(f"\r{line} {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+        print(
+            f"\r{title}{'█' * filled}{'·' * (width - filled)}{says}",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
         if done >= total:
             self.clear()
 

@@ -88,7 +88,7 @@ def plan(
     if as_json:
         print(found.to_json())
     else:
-        print(found.summary + "\n")
+        terminal.print_summary(found.summary + "\n")
         terminal.print_text(
             found.table(), bold=found.shown.index(found.chosen) if found.chosen else None
         )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from corrnoise._progress import Bar
 
 # The names of the columns and the rule below them.
 _HEAD = 2
+# A line is folded where there is this much room for its text.
+_LEAST_ROOM = 20
 
 
 class StoppedError(Exception):
@@ -38,7 +43,14 @@ def print_facts(facts: Mapping[str, str]) -> None:
     """Names and values, one to a line."""
     width = max(len(name) for name in facts)
     for name, value in facts.items():
-        print(f"{name:<{width}}  {value}")
+        print(_folded(f"{name:<{width}}  {value}", width + 2))
+
+
+def print_summary(text: str) -> None:
+    """Lines that begin with a name; on a terminal a long one goes on below its value."""
+    for line in text.split("\n"):
+        name = re.match(r"\S+ +", line)
+        print(_folded(line, name.end() if name else 0))
 
 
 def print_table(
@@ -49,11 +61,32 @@ def print_table(
 
 
 def print_text(table: str, bold: int | None = None) -> None:
-    """A table that ``_tables.text`` made; row ``bold`` stands out on a terminal."""
+    """A table that ``_tables.text`` made; row ``bold`` stands out on a terminal.
+
+    There the cells of the last column go on in the next line where they are too long.
+    """
     lines = table.split("\n")
+    if len(lines) > 1:
+        last = lines[1].rfind(" ") + 1
+        # A sentence may be below the table.
+        lines = [_folded(line, last if line[:last].endswith(" ") else 0) for line in lines]
     if bold is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         lines[_HEAD + bold] = f"\x1b[1m{lines[_HEAD + bold]}\x1b[0m"
     print("\n".join(lines))
+
+
+def _folded(line: str, indent: int) -> str:
+    """A line in pieces that a terminal can show, with the others below column ``indent``.
+
+    It stays as it is in a pipe, and where the terminal has no room beside the indent.
+    """
+    width = shutil.get_terminal_size().columns
+    if len(line) <= width or width - indent < _LEAST_ROOM or not sys.stdout.isatty():
+        return line
+    rest = textwrap.wrap(line[indent:], width - indent, break_on_hyphens=False)
+    if set(rest[0]) == {"-"}:  # the rule below the names of columns
+        rest = rest[:1]
+    return line[:indent] + ("\n" + " " * indent).join(rest)
 
 
 def warn_of_delta(delta: float, num_examples: int | None) -> None:

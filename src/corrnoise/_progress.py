@@ -23,16 +23,20 @@ class Bar:
     """A bar on standard error, shown after a second; silent if that is not a terminal.
 
     As a context manager it removes the bar when the block ends.
+
+    Args:
+        title: before the bar.
+        at_once: whether it is shown from the beginning.
     """
 
-    def __init__(self, title: str = "") -> None:
-        self._title = title
+    def __init__(self, title: str = "", *, at_once: bool = False) -> None:
+        self._title, self._at_once = title, at_once
         self._start, self._shown = time.monotonic(), False
 
     def __call__(self, done: int, total: int) -> None:
         """Redraw the bar."""
         seconds = time.monotonic() - self._start
-        if not sys.stderr.isatty() or (seconds < _PATIENCE and not self._shown):
+        if not sys.stderr.isatty() or not (self._at_once or self._shown or seconds >= _PATIENCE):
             return
         total = max(total, 1)
         title = f"{self._title} " if self._title else ""

@@ -27,10 +27,9 @@ class StoppedError(Exception):
 
 def begin(title: str, *, at_once: bool) -> Bar:
     """A bar; where ``at_once``, it is drawn on a terminal before the first part of the work."""
-    if not at_once:
-        return Bar(title)
-    bar = Bar(title, patience=0.0)
-    bar(0, 1)
+    bar = Bar(title, at_once=at_once)
+    if at_once:
+        bar(0, 1)
     return bar
 
 

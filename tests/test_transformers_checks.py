@@ -11,6 +11,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 
 import texts as t
+from datasets import Dataset
 from training import KEY
 from transformers import (
     BertForQuestionAnswering,
@@ -21,7 +22,7 @@ from transformers import (
 )
 
 from corrnoise.noise import Key
-from corrnoise.transformers import Trainer
+from corrnoise.transformers import Trainer, losses
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*:UserWarning"
@@ -106,6 +107,26 @@ def test_examples_of_every_label_are_looked_at(tmp_path):
     rows = sorted(t.texts().to_list(), key=lambda row: row["labels"])
     with pytest.raises(ValueError, match=ALONE):
         t.trainer(tmp_path / "run", train_dataset=rows, compute_loss_func=weighted).train()
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_formatted_datasets_are_looked_at_as_plain_ones(tmp_path, kind):
+    """Their labels are tensors without dimensions, which have ``__len__`` and no length."""
+    rows = sorted(t.texts().to_list(), key=lambda row: row["labels"])
+    data = Dataset.from_list(rows).with_format(kind)
+    plain = losses.picked(rows)
+    assert [list(row["input_ids"]) for row in losses.picked(data)] == [
+        row["input_ids"] for row in plain
+    ]
+    run = t.trainer(tmp_path / "run", train_dataset=data, key=KEY)
+    run.train()
+    assert run.engine.steps_taken == 16
+    other = t.trainer(tmp_path / "other", train_dataset=data, compute_loss_func=weighted)
+    with pytest.raises(ValueError, match=ALONE):
+        other.train()
+    again = t.trainer(tmp_path / "again", train_dataset=rows, key=KEY)
+    again.train()
+    assert torch.equal(t.weights(run.model), t.weights(again.model))
 
 
 def test_long_examples_far_behind_are_looked_at(tmp_path):

@@ -81,7 +81,7 @@ def picked(dataset: Any) -> list[Any]:
     labels: dict[str, int] = {}
     for index, example in enumerate(some):
         label = example.get("labels", example.get("label")) if isinstance(example, Mapping) else 0
-        if label is not None and not hasattr(label, "__len__") and len(labels) < _LABELS:
+        if label is not None and _size(label) is None and len(labels) < _LABELS:
             labels.setdefault(repr(label), index)
     return [some[i] for i in sorted(found | set(labels.values()))]
 
@@ -173,4 +173,12 @@ def _same(first: Any, second: Any) -> bool:
 def _length(example: Any) -> int:
     """Of the longest sequence in an example."""
     values: Any = example.values() if isinstance(example, Mapping) else [example]
-    return max((len(v) for v in values if hasattr(v, "__len__")), default=1)
+    return max((size for v in values if (size := _size(v)) is not None), default=1)
+
+
+def _size(value: Any) -> int | None:
+    """How many elements a value has, or ``None`` for a number, also one in a tensor or an array."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    return len(value) if hasattr(value, "__len__") else None

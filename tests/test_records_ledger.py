@@ -365,6 +365,18 @@ def test_a_torn_line_after_lost_steps_was_never_released(tmp_path):
         ledger.close()
 
 
+def test_the_json_of_a_plan_is_shown_only_where_nothing_else_differs(tmp_path):
+    path = tmp_path / "ledger"
+    planned = {**HEADER, "plan": '{"epsilon": 4}', "noise_multiplier": 9.5}
+    first = Ledger(planned, path)
+    first.record(0, "00")
+    first.close()
+    with pytest.raises(ValueError, match=r"differs in noise_multiplier \(was 9.5, is 9.0\); res"):
+        Ledger({**planned, "plan": '{"epsilon": 5}', "noise_multiplier": 9.0}, path)
+    with pytest.raises(ValueError, match=r"differs in plan \(was '{\"epsilon\": 4}'"):
+        Ledger({**planned, "plan": '{"epsilon": 5}'}, path)
+
+
 def test_only_what_differs_in_a_header_is_shown(tmp_path):
     path = tmp_path / "ledger"
     long = "x" * 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -408,3 +409,58 @@ def test_the_budget_is_needed_and_kept(tmp_path):
     other.mkdir()
     with pytest.raises(ValueError, match="must be a checkpoint of a private run"):
         t.trainer(tmp_path / "run").train(resume_from_checkpoint=str(other))
+
+
+def test_a_finished_run_is_named_with_the_remedies(tmp_path):
+    """The second start of a script: a head that no seed fixed, or other settings."""
+    place = tmp_path / "run"
+    t.trainer(place).train()
+    size = (place / "ledger").stat().st_size
+    other = t.bert()
+    with torch.no_grad():
+        other.classifier.weight.add_(0.1)
+    known = f"{place} has a run of 16 of 16 steps; pass another output_dir for a new run, or resume"
+    with pytest.raises(ValueError, match="step 0 was released before with another") as caught:
+        t.trainer(place, other).train()
+    assert str(caught.value).startswith(known)
+    assert caught.value.__suppress_context__
+    budget = {"target_epsilon": 30.0, "target_delta": 1e-3}
+    different = "differs in epsilon (was 8.0, is 30.0), which must be restored"
+    with pytest.raises(ValueError, match=re.escape(different)) as caught:
+        t.trainer(place, **budget).train()
+    assert str(caught.value).startswith(known)
+    other = t.arguments(place, max_grad_norm=2.0)
+    with pytest.raises(ValueError, match=r"differs in max_grad_norm \(was 1.0, is 2.0\)"):
+        t.trainer(place, args=other).train()
+    # What only the ledger sees: the same budget with another mechanism.
+    budget = {"target_epsilon": 8.0, "target_delta": 1e-3, "sampling": "fixed"}
+    with pytest.raises(ValueError, match="ledger must belong to this run") as caught:
+        t.trainer(place, mechanism="dp_sgd", **budget).train()
+    assert str(caught.value).startswith(known)
+    assert "plan (was" not in str(caught.value)
+    assert (place / "ledger").stat().st_size == size
+    # One that repeats it is the same release.
+    again = t.trainer(place)
+    again.train()
+    assert again.engine.steps_taken == 16
+    assert (place / "ledger").stat().st_size == size
+
+
+@pytest.mark.parametrize(("publishes", "steps"), [("steps", 7), ("checkpoints", 0)])
+def test_a_run_without_a_checkpoint_is_named_or_repeated(tmp_path, publishes, steps):
+    place, key = tmp_path / "run", str(tmp_path / "key")
+    args = t.arguments(place, save_strategy="no")
+    options = {"args": args, "key": key, "publishes": publishes}
+    with pytest.raises(KeyboardInterrupt):
+        t.trainer(place, callbacks=[Stop()], **options).train()
+    data = {"train_dataset": t.texts(36), "plan": None, "target_epsilon": 8.0}
+    message = (
+        f"has a run of {steps} of 16 steps and no checkpoint to resume it from; pass another "
+        "output_dir and another key for a new run; that run differs in num_steps (was 16, is 12), "
+        "num_examples (was 48, is 36)"
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        t.trainer(place, target_delta=1e-3, **data, **options).train(resume_from_checkpoint=True)
+    run = t.trainer(place, **options)
+    run.train(resume_from_checkpoint=True)
+    assert run.engine.steps_taken == 16

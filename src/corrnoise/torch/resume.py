@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from corrnoise.records.ledger import without_plan
 from corrnoise.torch.accountant import Entry
 from corrnoise.torch.setup import NO_NOISE, Setup
 
@@ -54,7 +55,7 @@ def check(run: Setup, state: Mapping[str, Any]) -> None:
     ]
     if header.get("key_fingerprint") != run.header["key_fingerprint"]:
         # The digests of data and parameters depend on the key, and say nothing without it.
-        known = [line for line in different if line.split(" ")[0] not in _KEYED]
+        known = without_plan([line for line in different if line.split(" ")[0] not in _KEYED])
         also = f"; it also differs in {'; '.join(known)}" if known else ""
         raise ValueError(
             f"the checkpoint must be loaded with the key of its run, {header['key_fingerprint']}, "
@@ -64,7 +65,8 @@ def check(run: Setup, state: Mapping[str, Any]) -> None:
         )
     if different:
         raise ValueError(
-            f"the checkpoint must belong to this run, but differs in {'; '.join(different)}; "
+            "the checkpoint must belong to this run, but differs in "
+            f"{'; '.join(without_plan(different))}; "
             "restore those settings, with the key and the ledger of that run"
         )
     released = run.step.ledger.num_released

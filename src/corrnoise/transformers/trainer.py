@@ -23,6 +23,7 @@ from corrnoise.samplings import Sampling
 from corrnoise.torch import Adam, AdamW, PrivacyEngine, checkpoint, workload_of
 from corrnoise.transformers import losses
 from corrnoise.transformers.batches import LogicalBatches
+from corrnoise.transformers.begun import Begun, begun
 from corrnoise.transformers.files import STATE, last_checkpoint, write_beside
 from corrnoise.transformers.refusals import OneRowEach, check_adapters, check_arguments
 
@@ -104,7 +105,9 @@ class Trainer(transformers.Trainer):
         self._folder = folder = Path(args.output_dir).absolute()
         self._key = folder.with_name(folder.name + ".key") if key is None else key
         self._ledger = folder / "ledger" if ledger is None else Path(ledger)
+        self._apart = [n for n, v in (("key", key), ("ledger", ledger)) if v is not None]
         self._log_training_loss = log_training_loss
+        self._begun: Begun | None = None
         self._resumed: Path | None = None
         self._in_step = False  # whether a loss is that of training
         self.engine: PrivacyEngine | None = None
@@ -128,9 +131,18 @@ class Trainer(transformers.Trainer):
                 there is none yet, the run begins anew and repeats its steps.
             args: as in transformers.
             options: as in transformers.
+
+        Raises:
+            ValueError: among others, the output folder has a run that this one does not repeat.
         """
+        last = last_checkpoint(self._folder)
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_checkpoint(self._folder)
+            resume_from_checkpoint = last
+        self._begun = None
+        if not resume_from_checkpoint:
+            self._begun = begun(
+                self._folder, self._ledger, apart=self._apart, checkpoint=last is not None
+            )
         self._resumed = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         if self._resumed is not None and not (self._resumed / STATE).exists():
             raise ValueError(
@@ -148,6 +160,11 @@ class Trainer(transformers.Trainer):
             self.optimizer, self.lr_scheduler = self._given
         try:
             found = super().train(resume_from_checkpoint or None, *args, **options)
+        except ValueError as error:
+            explained = error if self._begun is None else self._begun.explained(error)
+            if explained is error:
+                raise
+            raise explained from None
         finally:
             if self.engine is not None:
                 self.engine.close()
@@ -260,6 +277,8 @@ class Trainer(transformers.Trainer):
         """Start the run, when the loop is about to begin: model and optimizer are ready."""
         assert self._batches is not None
         plain, model = self._batches.plain, cast(nn.Module, self.model_wrapped)
+        if self._begun is not None:
+            self._begun.check(**self._wanted(plain))
         check_adapters(self.model)
         self._check_loss(model, plain)
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
@@ -278,6 +297,21 @@ class Trainer(transformers.Trainer):
         self.engine = engine
         if state is not None:
             engine.load_state_dict(state)
+
+    def _wanted(self, plain: DataLoader[Any]) -> dict[str, Any]:
+        """What is known of a run before it is planned: fields of its plan and of its header."""
+        plan, size = self._plan, len(plain.dataset)  # type: ignore[arg-type]
+        known: dict[str, Any] = {
+            "epsilon": self._target[0],
+            "delta": self._target[1],
+            "num_steps": int(self.state.max_steps),
+            "num_examples": size,
+            "batch_size": min(plain.batch_size or 1, size),
+        }
+        if plan is not None:
+            known = {name: getattr(plan, name) for name in known}
+        own = {"max_grad_norm": self.args.max_grad_norm, "publishes": self._publishes}
+        return {**known, **own}
 
     def _planned(
         self, plain: DataLoader[Any], optimizer: Any, state: Mapping[str, Any] | None

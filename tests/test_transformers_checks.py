@@ -259,15 +259,25 @@ class Stream(IterableDataset):
             {"args": {"max_steps": 3}, "plan": None, "target_epsilon": 8.0, "target_delta": 1e-3},
             "at least one epoch, 4 steps, got 3",
         ),
+        (
+            {"args": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 6}},
+            r"gradient_accumulation_steps must be 12, the plan's batch size, got 4 \* 6 = 24;",
+        ),
+        (
+            {"args": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}},
+            r"must be 12, the plan's batch size, got 4 \* 1 = 4; change them or make",
+        ),
+        ({"train_dataset": t.texts(36)}, "must have the plan's 48 examples, got 36; restore it"),
         ({"args": {"neftune_noise_alpha": 5.0}}, "neftune_noise_alpha must be left out"),
     ],
-    ids=["stream", "long", "short", "neftune"],
+    ids=["stream", "long", "short", "batch", "physical batch", "examples", "neftune"],
 )
 def test_first_errors_name_the_remedy(tmp_path, options, message):
     place = tmp_path / "run"
     args = t.arguments(place, **options.pop("args", {"max_steps": 4}))
     with pytest.raises(ValueError, match=message):
         t.trainer(place, args=args, **options).train()
+    assert not place.with_name("run.key").exists()
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,8 @@ class Trainer(transformers.Trainer):
         """Start the run, when the loop is about to begin: model and optimizer are ready."""
         assert self._batches is not None
         plain, model = self._batches.plain, cast(nn.Module, self.model_wrapped)
+        if self._plan is not None:
+            self._check_plan(self._plan, plain)
         if self._begun is not None:
             self._begun.check(**self._wanted(plain))
         check_adapters(self.model)
@@ -297,6 +299,27 @@ class Trainer(transformers.Trainer):
         self.engine = engine
         if state is not None:
             engine.load_state_dict(state)
+
+    def _check_plan(self, plan: Plan, plain: DataLoader[Any]) -> None:
+        """Raise unless the arguments are those of a plan that was given."""
+        size, num_steps = len(plain.dataset), int(self.state.max_steps)  # type: ignore[arg-type]
+        if size != plan.num_examples:
+            raise ValueError(
+                f"train_dataset must have the plan's {plan.num_examples} examples, got {size}; "
+                "restore it or make the plan again"
+            )
+        if len(plain) != plan.participation.min_sep:
+            physical, pieces = self.args.per_device_train_batch_size, self._accumulated
+            raise ValueError(
+                "per_device_train_batch_size * gradient_accumulation_steps must be "
+                f"{plan.batch_size}, the plan's batch size, got {physical} * {pieces} = "
+                f"{physical * pieces}; change them or make the plan again"
+            )
+        if num_steps > plan.num_steps:
+            raise ValueError(
+                f"the run must not be longer than its plan, {plan.num_steps} steps, got "
+                f"{num_steps} by num_train_epochs or max_steps"
+            )
 
     def _wanted(self, plain: DataLoader[Any]) -> dict[str, Any]:
         """What is known of a run before it is planned: fields of its plan and of its header."""
@@ -319,11 +342,6 @@ class Trainer(transformers.Trainer):
         """The plan that was given, that of the run that is resumed, or the planner's."""
         num_steps = int(self.state.max_steps)
         if self._plan is not None:
-            if num_steps > self._plan.num_steps:
-                raise ValueError(
-                    f"the run must not be longer than its plan, {self._plan.num_steps} steps, got "
-                    f"{num_steps} by num_train_epochs or max_steps"
-                )
             return self._plan
         epsilon, delta = self._target
         assert epsilon is not None

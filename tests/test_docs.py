@@ -96,6 +96,14 @@ def run_console(text, capsys, where):
                 )
 
 
+@pytest.mark.parametrize(
+    "page", ["accelerate.md", "clipping.md", "lightning.md", "transformers.md"]
+)
+def test_pages_for_beginners_give_a_budget(page):
+    """A noise multiplier of 1 is ε = 50 with correlated noise, and make_private warns."""
+    assert not [line for _, text, line in blocks(page) if "noise_multiplier=" in text]
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if any(True for _ in blocks(page))])
 def test_every_block_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -557,7 +557,7 @@ def test_account_says_of_participation_what_the_sampling_does(run):
     ],
 )
 def test_the_iterations_of_a_mechanism_that_is_optimised_are_drawn(monkeypatch, line, title):
-    monkeypatch.setattr(Bar.__init__, "__defaults__", ("", 0.0))
+    monkeypatch.setattr("corrnoise._progress._PATIENCE", 0.0)
     screen = _Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     assert main(shlex.split(line)) == 0
@@ -667,7 +667,7 @@ def test_a_bar_is_no_longer_than_the_terminal(monkeypatch):
         screen = _Terminal()
         monkeypatch.setattr(sys, "stderr", screen)
         monkeypatch.setenv("COLUMNS", str(width))
-        Bar("training", 0.0)(1, 2)
+        Bar("training", at_once=True)(1, 2)
         assert len(screen.getvalue()) <= max(width, len("training   50 % 0 s") + 1)
         assert ("█" in screen.getvalue()) == (width >= 40)
 

@@ -233,3 +233,24 @@ def test_copies_on_several_gpus_are_refused():
     net.device_ids = [0, 1]
     with pytest.raises(ValueError, match="one process must have one GPU, got 2 in DataParallel"):
         private(PrivacyEngine(key=KEY), net=net)
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_scaler_of_losses_is_refused_and_one_that_is_switched_off_is_not(unscale):
+    engine = PrivacyEngine(key=KEY)
+    net, optimizer, batches = private(engine)
+    scaler = torch.amp.GradScaler("cpu")
+    x, y = next(iter(batches))
+    scaler.scale(nn.functional.cross_entropy(net(x), y)).backward()
+    if unscale:
+        scaler.unscale_(optimizer)
+    with pytest.raises(ValueError, match=r"must come without a GradScaler.*bfloat16"):
+        scaler.step(optimizer)
+    assert engine.steps_released == 0
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    for x, y in batches:
+        optimizer.zero_grad()
+        off.scale(nn.functional.cross_entropy(net(x), y)).backward()
+        off.step(optimizer)
+        off.update()
+    assert engine.steps_released == 6

@@ -83,6 +83,8 @@ class OnePassSums:
         self._pinned = mark(optimizer, plan, processes.world_size, options)
         # What scripts call the model behind Opacus's wrapper; outside of its submodules.
         object.__setattr__(module, "_module", model)
+        # Else torch's scaler finds no gradients before our own step, and says so by an assertion.
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         self._zero_grad: Callable[..., None] = optimizer.zero_grad
         optimizer.zero_grad = self.zero_grad
         optimizer.signal_skip_step = self.signal_skip_step  # type: ignore[attr-defined]
@@ -102,6 +104,7 @@ class OnePassSums:
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
             self.check_open()
+            _refuse_scaler(optimizer)
             found = None
             closure = args[1] if len(args) > 1 else kwargs.get("closure")  # after the optimizer
             if closure is not None:  # it computes the gradients: now, not after the noise
@@ -209,6 +212,18 @@ class OnePassSums:
 
     def _collect(self) -> None:
         self.clipper.collect(self._handed)
+
+
+def _refuse_scaler(optimizer: Any) -> None:
+    """Raise if a step comes from a scaler of losses."""
+    if getattr(optimizer, "found_inf", None) is None:
+        return
+    for name in ("grad_scale", "found_inf"):  # which torch removes after a step alone
+        vars(optimizer).pop(name, None)
+    raise ValueError(
+        "a private step must come without a GradScaler, whose factor changes from step to step; "
+        "use torch.autocast with bfloat16, which needs none: nothing was released"
+    )
 
 
 def _sharded(param: nn.Parameter, value: torch.Tensor) -> torch.Tensor:

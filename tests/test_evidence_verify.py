@@ -232,6 +232,26 @@ def test_damage_is_a_finding_and_no_traceback(trained, tmp_path):
         (tmp_path / "copy" / file).write_bytes(whole)
 
 
+def test_odd_numbers_of_a_run_file_are_findings_and_no_traceback(trained, tmp_path):
+    data = json.loads((trained / "run.json").read_text())
+    for path in leaves(data):
+        value = data
+        for name in path:
+            value = value[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        for odd in (0, -3, 10**9):
+            found = copy.deepcopy(data)
+            inner = found
+            for name in path[:-1]:
+                inner = inner[name]
+            if "noising" in path or type(value)(odd) == value:
+                continue
+            inner[path[-1]] = type(value)(odd)
+            (tmp_path / "run.json").write_text(signed(found))
+            assert verify(tmp_path).to_text()
+
+
 def test_edits_of_digests_and_codes_are_found_with_the_key_alone(trained, tmp_path):
     shutil.copytree(trained, tmp_path / "copy")
     for name, text in keyed_edits(trained):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, cast
 
@@ -108,13 +109,19 @@ class Findings:
 
     def attempt(self, file: str, check: str, make: Callable[[], Any], detail: str = "") -> Any:
         """The result of a computation that raises a ``ValueError`` where a check fails."""
-        try:
+        found = None
+        with self.guarded(file, check):
             found = make()
+            self.holds(file, check, detail)
+        return found
+
+    @contextmanager
+    def guarded(self, file: str, check: str) -> Generator[None]:
+        """Note a ``ValueError`` as a check that failed."""
+        try:
+            yield
         except (ValueError, ArithmeticError, OSError) as problem:
             self.differs(file, check, str(problem))
-            return None
-        self.holds(file, check, detail)
-        return found
 
 
 def differences(stated: Any, expected: Any, rel: float = 0.0, where: str = "") -> list[str]:

@@ -124,8 +124,10 @@ def _check_numbers(name: str, run: Run, found: Findings) -> None:
     # A copy, since a plan that this process made is not verified again.
     copy = dataclasses.replace(plan)
     found.attempt(name, "plan: noise gives ε at δ", copy.verified, budget)
-    _check_plan(name, plan, found)
-    _check_statement(name, run, found)
+    with found.guarded(name, "plan: its numbers can be computed again"):
+        _check_plan(name, plan, found)
+    with found.guarded(name, "statement: its numbers can be computed again"):
+        _check_statement(name, run, found)
     taken = [record.step for record in run.records]
     ordered = all(a < b for a, b in itertools.pairwise(taken))
     if not ordered or (taken and taken[-1] != stated.steps_taken):

@@ -170,10 +170,11 @@ def command(*words: object) -> None:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main([str(word) for word in words])
     lines = err.getvalue().splitlines()
-    if status == 2 and len(lines) == 1 and lines[0].startswith("corrnoise: "):
-        raise RefusedError(lines[0])
-    if status == 130 and not lines:
-        raise KeyboardInterrupt
+    if len(lines) == 1 and lines[0].startswith("corrnoise: "):
+        if status == 2:
+            raise RefusedError(lines[0])
+        if status == 130 and "interrupted" in lines[0]:
+            raise KeyboardInterrupt
     if status != 0:
         raise AssertionError(f"exit status {status} with {err.getvalue()!r}")
 

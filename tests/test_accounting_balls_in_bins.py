@@ -268,7 +268,7 @@ def test_a_root_is_found_in_few_evaluations_despite_small_jumps():
 def test_draws_depend_on_the_seed_alone(monkeypatch):
     bins = bins_of(mechanisms.bsr(workloads.prefix_sum(200), num_bands=4).strategy_coef, 20)
     once = sampled(bins, 4.0, 3.0)
-    monkeypatch.setattr(balls_in_bins, "processors", lambda: 7)
+    monkeypatch.setattr("corrnoise._threads.processors", lambda: 7)
     assert sampled(bins, 4.0, 3.0) == once
     assert sampled(bins, 4.0, 3.0, seed=8).mean != once.mean
 

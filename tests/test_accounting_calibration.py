@@ -148,7 +148,7 @@ def test_an_attempt_that_cannot_succeed_ends_early(monkeypatch):
     assert failed.samples <= 0.5 * search.samples
     assert failed.upper > 1e-5
     assert not certificates._DRAWN
-    monkeypatch.setattr(certificates.balls_in_bins, "processors", lambda: 5)
+    monkeypatch.setattr("corrnoise._threads.processors", lambda: 5)
     assert search._certificate(0.97 * sigma, 2.0, 1) == failed
     assert not certificates._DRAWN
     certified = search._certificate(1.03 * sigma, 2.0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -199,6 +200,10 @@ class Calibration:
         found = Calibration(**given)
         require(found.sampling, found.mechanism, found.participation)
         return found
+
+    def to_json(self) -> str:
+        """``to_dict`` as JSON."""
+        return json.dumps(self.to_dict())
 
     def __repr__(self) -> str:
         return (

@@ -378,6 +378,7 @@ class Trainer(transformers.Trainer):
             sampling=self._sampling,
             mechanisms=None if self._mechanism == "best" else [self._mechanism],
             num_bands=self._num_bands,
+            progress=True,
         )
 
     def _check_loss(self, model: nn.Module, plain: DataLoader[Any]) -> None:

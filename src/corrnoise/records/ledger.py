@@ -46,6 +46,10 @@ class _Missing:
 _MISSING = _Missing()
 
 
+class OtherRunError(ValueError):
+    """A ledger is of another run: of other settings, or of other gradients."""
+
+
 class Ledger:
     """The released steps of one run, in memory and, if it has a path, on the disk.
 
@@ -114,7 +118,7 @@ class Ledger:
         """
         if step < len(self._digests):
             if self._digests[step] != digest:
-                raise ValueError(
+                raise OtherRunError(
                     f"step {step} was released before with another gradient: adding the same noise "
                     "to this one would reveal the difference; restore data, model and settings of "
                     "that run, resume from its checkpoint, or start a new run with a new key"
@@ -284,7 +288,7 @@ class Ledger:
         ]
         if different:
             different = without_plan(different)
-            raise ValueError(
+            raise OtherRunError(
                 f"ledger must belong to this run, but {path} differs in {'; '.join(different)}; "
                 "restore those settings, or start a new run with a new key and a new ledger"
             )

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from corrnoise.planning import Plan
-from corrnoise.records import read_entries
-
-# How the messages of a ledger begin that refuse another run: one by its header, one by a gradient.
-_OTHER_HEADER, _OTHER_GRADIENT = "ledger must belong to this run", "released before with another"
+from corrnoise.records.ledger import OtherRunError, read_entries
 
 
 @dataclass(frozen=True)
@@ -58,9 +55,8 @@ class Begun:
 
     def explained(self, error: ValueError) -> ValueError:
         """The error, with the remedies before it where the ledger has refused another run."""
-        said = str(error)
-        if said.startswith(_OTHER_HEADER) or _OTHER_GRADIENT in said:
-            return ValueError(f"{self._remedies}: {said}")
+        if isinstance(error, OtherRunError):
+            return OtherRunError(f"{self._remedies}: {error}")
         return error
 
     @property

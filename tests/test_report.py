@@ -611,3 +611,11 @@ def test_without_markupsafe_the_extra_is_named():
         "ModuleNotFoundError: markupsafe is needed and not installed: "
         "in a clone of corrnoise, pip install '.[report]'"
     )
+
+
+def test_no_setting_is_listed_twice():
+    run = pages.run(pages.fixed(), "a run", 0.9)
+    run = replace(run, settings={**run.settings, "model": "linear"})
+    names = [node.text for node in Page(str(report.html(runs=[run]))).all("dt", "training")]
+    assert names.count("Model") == 1
+    assert len(names) == len(set(names))

@@ -28,10 +28,11 @@ def results(evidence: Evidence) -> Markup | None:
     if not evidence.runs:
         return None
     first = evidence.runs[0]
+    own = {key: value for key, value in first.settings.items() if key != "model"}
     settings = [
         ("Data", _listed(first.data)),
         ("Model", _listed(first.model)),
-        *((_words(key), _plain(value)) for key, value in first.settings.items()),
+        *((_words(key), _plain(value)) for key, value in own.items()),
         ("Training time", f"{number(first.seconds, 3)} s, excluding planning"),
     ]
     return section(

@@ -118,12 +118,20 @@ def test_a_model_that_is_saved_is_published(tmp_path):
         run.save_model(str(tmp_path / "early"))
     assert not (tmp_path / "early").exists()
     run.train(resume_from_checkpoint=True)
-    run.save_model(str(tmp_path / "final"))
     assert read_entries(tmp_path / "run" / "ledger")[-1] == {"published": run.state.max_steps}
+    run.save_model(str(tmp_path / "final"))
     other = t.arguments(tmp_path / "run", learning_rate=0.3)
     again = t.trainer(tmp_path / "run", args=other, publishes="checkpoints")
     with pytest.raises(ValueError, match="released before with another gradient"):
         again.train()
+
+
+def test_the_end_of_training_publishes(tmp_path):
+    """The weights may be taken from ``run.model``, where no checkpoint is written."""
+    args = t.arguments(tmp_path / "run", save_strategy="no")
+    run = t.trainer(tmp_path / "run", args=args, publishes="checkpoints")
+    run.train()
+    assert read_entries(tmp_path / "run" / "ledger")[-1] == {"published": run.state.max_steps}
 
 
 class Stop(TrainerCallback):

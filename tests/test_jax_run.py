@@ -236,6 +236,23 @@ def test_squares_of_gradients_neither_underflow_nor_overflow(clip, size):
     assert wanted * (1 - 1e-5) < norm <= wanted * (1 + 1e-7)
 
 
+def test_a_batch_or_a_parameter_may_be_empty():
+    """Random batches are, now and then."""
+
+    def loss(params, row):
+        return params["w"] @ row + params["none"].sum() + params["b"]
+
+    params = {"w": jnp.zeros(5), "none": jnp.zeros((0, 3)), "b": jnp.float32(0.0)}
+    found = clipped_sums(loss, params, jnp.ones((0, 5)), clip_norm=1.0)
+    assert all(not np.asarray(value).any() for value in found.values())
+    assert {name: value.shape for name, value in found.items()} == {
+        name: value.shape for name, value in params.items()
+    }
+    found = clipped_sums(loss, params, jnp.ones((1, 5)), clip_norm=1.0)
+    norm = np.sqrt(sum(np.sum(np.square(np.asarray(v, np.float64))) for v in found.values()))
+    assert 1.0 - 1e-5 < norm <= 1.0
+
+
 def test_one_key_serves_one_run_however_early_both_began(small):
     (first, sums, state), (second, *_) = small(), small()
     first.release(sums, state)

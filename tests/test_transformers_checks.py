@@ -17,7 +17,6 @@ from transformers import (
     BertForQuestionAnswering,
     DataCollatorForTokenClassification,
     DataCollatorWithPadding,
-    TrainerCallback,
     default_data_collator,
 )
 
@@ -206,17 +205,6 @@ def test_a_model_that_stays_in_evaluation_mode_is_trained_with_the_loss_of_train
     assert torch.allclose(t.weights(model), t.weights(plain), atol=1e-5)
 
 
-class Stop(TrainerCallback):
-    """Ctrl-C after the seventh step."""
-
-    stopped = False
-
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == 7 and not self.stopped:
-            self.stopped = True
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 0.01})}]
 )
@@ -225,7 +213,7 @@ def test_an_interrupted_trainer_trains_on(tmp_path, options):
     key = Key.from_bytes(bytes(range(1, 33)))
     whole = t.trainer(tmp_path / "whole", key=key, **options)
     whole.train()
-    run = t.trainer(tmp_path / "run", key=key, callbacks=[Stop()], **options)
+    run = t.trainer(tmp_path / "run", key=key, callbacks=[t.Stop()], **options)
     with pytest.raises(KeyboardInterrupt):
         run.train()
     run.train(resume_from_checkpoint=True)
@@ -237,7 +225,7 @@ def test_an_interrupted_trainer_trains_on(tmp_path, options):
 def test_a_given_optimizer_serves_one_run(tmp_path):
     model = t.bert()
     given = torch.optim.SGD(model.parameters(), lr=0.01)
-    run = t.trainer(tmp_path / "run", model, optimizers=(given, None), callbacks=[Stop()])
+    run = t.trainer(tmp_path / "run", model, optimizers=(given, None), callbacks=[t.Stop()])
     with pytest.raises(KeyboardInterrupt):
         run.train()
     with pytest.raises(ValueError, match="give optimizer_cls_and_kwargs"):

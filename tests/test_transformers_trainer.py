@@ -24,7 +24,6 @@ from transformers import (
     DataCollatorForTokenClassification,
     DataCollatorWithFlattening,
     DataCollatorWithPadding,
-    TrainerCallback,
     get_linear_schedule_with_warmup,
 )
 
@@ -111,7 +110,7 @@ def test_the_statement_and_the_report_lie_beside_the_model(tmp_path):
 
 def test_a_model_that_is_saved_is_published(tmp_path):
     """Else another run could put the same noise on other gradients."""
-    run = t.trainer(tmp_path / "run", publishes="checkpoints", callbacks=[Stop()])
+    run = t.trainer(tmp_path / "run", publishes="checkpoints", callbacks=[t.Stop()])
     with pytest.raises(KeyboardInterrupt):
         run.train()
     with pytest.raises(ValueError, match=r"the ledger .* must be open"):
@@ -132,17 +131,6 @@ def test_the_end_of_training_publishes(tmp_path):
     run = t.trainer(tmp_path / "run", args=args, publishes="checkpoints")
     run.train()
     assert read_entries(tmp_path / "run" / "ledger")[-1] == {"published": run.state.max_steps}
-
-
-class Stop(TrainerCallback):
-    """Ctrl-C after the seventh step."""
-
-    stopped = False
-
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == 7 and not self.stopped:
-            self.stopped = True
-            raise KeyboardInterrupt
 
 
 def test_losses_are_logged_on_request(tmp_path):
@@ -460,7 +448,7 @@ def test_a_run_without_a_checkpoint_is_named_or_repeated(tmp_path, publishes, st
     args = t.arguments(place, save_strategy="no")
     options = {"args": args, "key": key, "publishes": publishes}
     with pytest.raises(KeyboardInterrupt):
-        t.trainer(place, callbacks=[Stop()], **options).train()
+        t.trainer(place, callbacks=[t.Stop()], **options).train()
     data = {"train_dataset": t.texts(36), "plan": None, "target_epsilon": 8.0}
     message = (
         f"has a run of {steps} of 16 steps and no checkpoint to resume it from; pass another "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -42,12 +43,11 @@ def clipped_sums(
     """
     each = jax.vmap(jax.grad(loss), in_axes=(None, *(0 for _ in batch)))(params, *batch)
     rows = [
-        leaf.astype(jnp.float32).reshape(len(leaf), -1)
+        leaf.astype(jnp.float32).reshape(len(leaf), math.prod(leaf.shape[1:]))
         for leaf in jax.tree.leaves(each)
-        if leaf.size
     ]
     # Squares of what is divided by the largest neither underflow nor overflow.
-    largest = reduce(jnp.maximum, [jnp.max(jnp.abs(leaf), axis=1) for leaf in rows])
+    largest = reduce(jnp.maximum, [jnp.max(jnp.abs(leaf), axis=1, initial=0.0) for leaf in rows])
     unit = jnp.where(largest > 0.0, largest, 1.0)
     squares = [jnp.sum(jnp.square(leaf / unit[:, None]), axis=1) for leaf in rows]
     # Norms and factors are rounded in float32; both err on the side of a shorter gradient.

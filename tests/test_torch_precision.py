@@ -239,8 +239,11 @@ def test_gradients_that_cancel_do_not_exceed_the_clip_norm_in_any_mode(mode):
     assert max(norms) <= 1.0
 
 
-def moved(reduction, kind, *, seed, size):
-    """How far the clipped sum of equal examples moves with the last one, over the clip norm."""
+def moved(reduction, kind, *, seed, size, own=False):
+    """How far the clipped sum of equal examples moves with the last one, over the clip norm.
+
+    With ``own`` through the engine's ``backward``.
+    """
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
     inputs, target = torch.randn(1, 12).expand(size, 12), torch.randint(0, 4, (1,)).expand(size)
@@ -251,7 +254,7 @@ def moved(reduction, kind, *, seed, size):
             loss = nn.functional.cross_entropy(
                 net(inputs[:count]), target[:count], reduction=reduction
             )
-        loss.backward()
+        clipper.backward(loss) if own else loss.backward()
         found.append(torch.cat([part.flatten().double() for part in clipper.sums()]))
         clipper.recorder.close()
     return float((found[0] - found[1]).norm())
@@ -271,3 +274,80 @@ def test_the_size_of_a_batch_rounds_means_in_bfloat16_and_not_sums():
     assert worst["sum", torch.bfloat16] < 1.001
     assert worst["sum", torch.float32] < 1.001
     assert worst["mean", torch.float32] < 1.005
+
+
+def test_the_engines_backward_takes_means_as_sums():
+    """Three units of 10⁻⁵ of additions in float32, as where a sum is told; see above."""
+    for kind in (torch.bfloat16, torch.float32):
+        found = [moved("mean", kind, seed=seed, size=1024, own=True) for seed in range(12)]
+        assert max(found) < 1.001
+
+
+def released(backward, *, sizes=(9, 4), clip=0.5, mean=True, **options):
+    """Clipped sums of some batches, where ``backward`` takes the gradients of a loss."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    clipper = Clipper(net, list(net.parameters()), clip, mean=mean, **options)
+    for size in sizes:
+        x, y = torch.randn(size, 6), torch.randint(0, 3, (size,))
+        reduction = "mean" if mean else "sum"
+        backward(clipper, nn.functional.cross_entropy(net(x), y, reduction=reduction))
+    found = torch.cat([part.flatten() for part in clipper.sums()])
+    clipper.recorder.close()
+    return found
+
+
+@pytest.mark.parametrize("clip", [0.5, 1e6])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sizes": (8, 0, 6), "views": 2}, {"mean": False}, {"mean": False, "views": 3}],
+    ids=str,
+)
+def test_the_engines_backward_clips_as_the_losses_own(options, clip):
+    options = {"sizes": (9, 6), **options, "clip": clip}
+    plain = released(lambda _, loss: loss.backward(), **options)
+    own = released(lambda clipper, loss: clipper.backward(loss), **options)
+    assert float(plain.norm()) > 0.0
+    assert torch.allclose(plain, own, rtol=1e-5, atol=1e-7 * clip)
+
+
+@pytest.mark.filterwarnings("ignore:noise_multiplier=0 adds no noise")
+def test_a_loop_with_the_engines_backward_trains_alike():
+    found = []
+    for own in (False, True):
+        engine = PrivacyEngine(key=KEY)
+        net, optimizer, batches = private(
+            engine, net=model(), epochs=1, noise_multiplier=0.0, mechanism="dp_sgd",
+            sampling="poisson", grad_sample_mode="one_pass",
+        )  # fmt: skip
+        for x, y in batches:  # of several sizes, which the look at losses compares
+            loss = nn.functional.cross_entropy(net(x), y)
+            engine.backward(loss) if own else loss.backward()
+            optimizer.step()
+        found.append(weights(net))
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-6)
+    assert not torch.equal(found[0], weights(model()))
+
+
+def test_the_engines_backward_is_looked_at_and_refuses():
+    engine = PrivacyEngine(key=KEY)
+    net, _, batches = private(engine, net=model(), epochs=1, grad_sample_mode="one_pass")
+    x, y = next(iter(batches))
+    cross_entropy = nn.functional.cross_entropy
+    with pytest.raises(ValueError, match="weights of classes"):
+        engine.backward(cross_entropy(net(x), y, weight=torch.tensor([1.0, 2.0])))
+    with pytest.raises(ValueError, match="as loss_reduction='mean' says"):
+        engine.backward(cross_entropy(net(x), y, reduction="sum"))
+    with pytest.raises(ValueError, match="one number in float32, got bfloat16"):
+        engine.backward(cross_entropy(net(x).bfloat16(), y))
+    with pytest.raises(ValueError, match=r"one number in float32, got float32 of shape \(10,\)"):
+        engine.backward(cross_entropy(net(x), y, reduction="none"))
+    with pytest.raises(ValueError, match="all losses of a batch must go through"):
+        released(lambda clipper, loss: (loss.backward(retain_graph=True), clipper.backward(loss)))
+    engine.close()
+    with pytest.raises(ValueError, match=r"before engine\.close"):
+        engine.backward(cross_entropy(net(x), y))
+    hooks = PrivacyEngine(key=KEY)
+    net, *_ = private(hooks, net=model(), epochs=1, grad_sample_mode="hooks")
+    with pytest.raises(ValueError, match="grad_sample_mode must be 'one_pass'"):
+        hooks.backward(cross_entropy(net(x), y))

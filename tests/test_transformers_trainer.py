@@ -245,6 +245,24 @@ def test_options_of_the_trainer(tmp_path, options):
     assert not torch.equal(t.weights(model.classifier), t.weights(t.bert().classifier))
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_the_size_of_a_piece_rounds_no_gradient(tmp_path, monkeypatch, kind):
+    """Under autocast; a model in bfloat16 without it computes a mean in bfloat16 itself."""
+    seen, clipped = set(), Clipper._clipped
+
+    def seeing(clipper, calls, count):
+        seen.update(call.summed for call in calls)
+        return clipped(clipper, calls, count)
+
+    monkeypatch.setattr(Clipper, "_clipped", seeing)
+    folder = tmp_path / "run"
+    args = t.arguments(folder, bf16=kind == torch.float32, max_steps=8)
+    run = t.trainer(folder, t.bert().to(kind), args=args)
+    run.train()
+    assert seen == {kind == torch.float32}
+    assert "backward" not in vars(run.accelerator)
+
+
 def test_an_empty_batch_is_a_step(tmp_path):
     run = t.trainer(
         tmp_path / "run", key=Key.from_bytes(bytes(range(1, 33))), train_dataset=t.texts(6),

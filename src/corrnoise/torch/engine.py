@@ -303,6 +303,23 @@ class PrivacyEngine:
             size = min(usual, sums.largest or usual)
         return CapturedStep(sums, sums.optimizer, loss, checks.integer("size", size, 1))
 
+    def backward(self, loss: torch.Tensor) -> None:
+        """``loss.backward()``, such that the size of the batch rounds nothing.
+
+        The mean over a batch of n divides the gradient of each example by n, and bfloat16 rounds
+        the quotient to 8 bits, for n and n - 1 differently: one example then moves what the others
+        add to the sum. Here nothing is divided by n, and clipping multiplies nothing by it. For
+        ``grad_sample_mode="one_pass"``; what else the loss depends on gets gradients of the sum.
+
+        Args:
+            loss: of the batch, in float32: a mean over the examples, or a sum if
+                ``loss_reduction`` says so.
+
+        Raises:
+            ValueError: the loss is in 16 bits, or the mode is one of Opacus's.
+        """
+        self._own_sums.backward(loss)
+
     def check_loss(self, loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> None:
         """Raise unless a loss is a mean over examples, or a sum, as ``loss_reduction`` says.
 

@@ -123,6 +123,11 @@ class OnePassSums:
 
         self.optimizer.register_step_pre_hook(before)
 
+    def backward(self, loss: torch.Tensor) -> None:
+        """``loss.backward()``, with gradients that are not divided by the size of the batch."""
+        self.check_open()
+        self.clipper.backward(loss)
+
     def check_loss(self, loss: Callable[..., torch.Tensor], batch: Sequence[torch.Tensor]) -> None:
         """Raise unless a loss is a mean or a sum over examples, as ``make_private`` was told."""
         recorder = self.clipper.recorder

@@ -166,6 +166,7 @@ class Trainer(transformers.Trainer):
                 raise
             raise explained from None
         finally:
+            vars(self.accelerator).pop("backward", None)
             if self.engine is not None:
                 self.engine.close()
         if self._log_training_loss:
@@ -253,6 +254,13 @@ class Trainer(transformers.Trainer):
         if not _internal_call and self.engine is not None:
             write_beside(self.engine, place, self._about())
 
+    def _backward(self, loss: Tensor, **options: Any) -> None:
+        """In the place of Accelerate's: the size of a piece rounds no gradient."""
+        if loss.dtype == torch.float32:
+            self.private_engine.backward(loss)
+        else:  # of a model in 16 bits that computes its loss itself
+            loss.backward(**options)
+
     def _clip_grad_norm(self, model: nn.Module) -> None:
         """Nothing: each example's gradient is clipped by the run."""
 
@@ -297,6 +305,7 @@ class Trainer(transformers.Trainer):
             max_physical_batch_size=self.args.per_device_train_batch_size,
         )
         self.engine = engine
+        vars(self.accelerator)["backward"] = self._backward
         if state is not None:
             engine.load_state_dict(state)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from corrnoise.torch.clipping.loop_loss import backward_times
 from corrnoise.torch.clipping.parts import Direct, Factors, Part, bound, together
 from corrnoise.torch.clipping.recorder import CALLED_TWICE, Call, Recorder
 from corrnoise.torch.clipping.views import grouped
@@ -63,7 +64,7 @@ class Clipper:
         self.real: Tensor | None = None
         self.recorder = Recorder(model, params, probe=own is None, mean=mean, views=views)
         self.recorder.on_start = self.collect
-        self._params, self._clip_norm, self._mean = list(params), clip_norm, mean
+        self._params, self._clip_norm = list(params), clip_norm
         self._names = {id(param): name for name, param in model.named_parameters()}
         self._own = own or (lambda param, value: value)
         sizes = [local(param).numel() for param in params]
@@ -72,6 +73,31 @@ class Clipper:
         self._views = {
             id(param): view for param, view in zip(params, self.flat.split(sizes), strict=True)
         }
+
+    def backward(self, loss: Tensor) -> None:
+        """``loss.backward()``, but a mean over the batch counts as the sum.
+
+        Gradients of single examples are then not divided by the size of the batch, and are rounded
+        alike in batches of all sizes.
+
+        Raises:
+            ValueError: the loss is a mean in 16 bits, or no single number.
+        """
+        recorder = self.recorder
+        if recorder.summed:
+            loss.backward()
+            return
+        if loss.numel() != 1 or loss.dtype not in (torch.float32, torch.float64):
+            kind = str(loss.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"loss must be one number in float32, got {kind} of shape {tuple(loss.shape)}; "
+                "compute it from outputs.float(), or call loss.backward()"
+            )
+        recorder.summed = True
+        try:
+            backward_times(loss, recorder.examples)
+        finally:
+            recorder.summed = False
 
     def collect(self, known: Mapping[int, Tensor] | None = None) -> None:
         """Add what the last backward pass left to the sums.
@@ -98,6 +124,12 @@ class Clipper:
         if len({call.number for call in calls}) > 1:
             self.drop()
             raise ValueError(CALLED_TWICE)
+        if len({call.summed for call in calls}) > 1:
+            self.drop()
+            raise ValueError(
+                "all losses of a batch must go through engine.backward, or none of them, got some "
+                "of each: nothing was released"
+            )
         if count % self.views:
             self.drop()
             raise ValueError(
@@ -162,7 +194,7 @@ class Clipper:
         if small:  # all of them at once
             flat = Direct(torch.cat([part.each().flatten(1) for part in small.values()], 1))
             norms.append(flat.norms())
-        scale = float(count) if self._mean else 1.0 / self.views
+        scale = 1.0 / self.views if calls[0].summed else float(count)
         longest = (bound(norms) * scale).clamp_min(self._clip_norm)
         factor = scale * _DOWN * self._clip_norm / longest
         factor = factor.masked_fill(factor < LEAST_FACTOR, 0.0).float()

@@ -283,6 +283,15 @@ def _leave(loss: LoopLoss) -> None:
         torch.autograd.backward, _wrapper = _wrapper.__wrapped__, None
 
 
+def backward_times(loss: Tensor, factor: float) -> None:
+    """``backward`` of a loss times a number; whoever looks at the loss sees it without."""
+    _tell(loss, None)
+    backward: Any = torch.autograd.backward
+    if backward is _wrapper:
+        backward = _wrapper.__wrapped__
+    backward(loss, torch.full_like(loss, factor))
+
+
 def _looked_at(backward: Callable[..., None]) -> Callable[..., None]:
     tell: Any = torch.compiler.disable(_tell)  # a step that is compiled must not compile this
 

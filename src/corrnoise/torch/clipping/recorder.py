@@ -37,6 +37,7 @@ class Call:
         layer: which.
         examples: how many it was for.
         number: which call of the whole model it belongs to.
+        summed: whether the gradient is that of a sum over the rows of the batch.
         make: the parts of its parameters. A handler has made them already, so that what only small
             ones need is not kept; the fallback waits, since it runs the layer again.
     """
@@ -44,6 +45,7 @@ class Call:
     layer: Layer
     examples: int
     number: int
+    summed: bool
     make: Callable[[], Mapping[str, Part]]
 
 
@@ -52,14 +54,13 @@ class _Pending:
 
     def __init__(
         self,
-        note: Callable[[Call], None],
+        recorder: Recorder,
         layer: Layer,
-        number: int,
         spec: Any = None,
         plain: Mapping[int, Any] | None = None,
         autocast: torch.dtype | None = None,
     ) -> None:
-        self.note, self.layer, self.number = note, layer, number
+        self.recorder, self.layer, self.number = recorder, layer, recorder.number
         self.spec, self.plain, self.autocast = spec, plain or {}, autocast
 
     def complete(
@@ -69,7 +70,7 @@ class _Pending:
         if layer.handler is not None:
             with torch.autocast(grads[0].device.type, enabled=False):
                 parts = layer.handler(layer.module, inputs, grads, layer.params)
-            self.note(Call(layer, len(grads[0]), self.number, lambda: parts))
+            self._note(len(grads[0]), lambda: parts)
             return
         kept = iter(inputs)
         size = len(self.plain) + len(inputs)
@@ -87,7 +88,11 @@ class _Pending:
             layer.params,
             self.autocast,
         )
-        self.note(Call(layer, len(grads[0]), self.number, make))
+        self._note(len(grads[0]), make)
+
+    def _note(self, examples: int, make: Callable[[], Mapping[str, Part]]) -> None:
+        recorder = self.recorder
+        recorder.calls.append(Call(self.layer, examples, self.number, recorder.summed, make))
 
 
 class _Tap(torch.autograd.Function):
@@ -169,6 +174,8 @@ class Recorder:
 
     Attributes:
         calls: whose gradients have come back.
+        number: of the latest call of the whole model.
+        summed: whether gradients that come back now are those of a sum over the rows of the batch.
         layers: with trained parameters.
         loss: looks at the first losses of a loop.
     """
@@ -186,7 +193,8 @@ class Recorder:
         self.calls: list[Call] = []
         self.layers = list(layers(model, trained))
         self.examples = 0  # in the batch that the model runs on
-        self._number = 0  # of calls of the whole model
+        self.number = 0
+        self.summed = not mean
         self._first: int | None = None  # of them on several examples
         self._inside = False  # whether the whole model runs
         self._model, self._closed = model, False
@@ -247,9 +255,9 @@ class Recorder:
                 "the batch, got none"
             )
         self.on_start()
-        self.examples, self._number = len(found[0]), self._number + 1
+        self.examples, self.number = len(found[0]), self.number + 1
         if self._first is None and self.examples > 1:
-            self._first = self._number
+            self._first = self.number
         self.paused = True
         try:
             self._separate.check(args, kwargs, self.examples)
@@ -304,7 +312,7 @@ class Recorder:
             # A dimension that is no batch can have one row at first, and later as many as examples.
             shared = len(first) == 1
             known = self._shared.setdefault(layer.name, {shared})
-            if self._number == self._first:
+            if self.number == self._first:
                 known.add(shared)
             strange = shared not in known
         if strange:
@@ -327,7 +335,7 @@ class Recorder:
                     f"{type(layer.module).__name__} does"
                 )
             self._check(layer, output)
-            pending = _Pending(self._note, layer, self._number)
+            pending = _Pending(self, layer)
             first = arguments[0][0].detach()
             tapped = _Tap.apply(pending, self._token_on(output.device), 1, output, first)
             self.loss.gives(tapped)
@@ -342,7 +350,7 @@ class Recorder:
         device = leaves[places[0]].device
         enabled = torch.is_autocast_enabled(device.type)
         autocast = torch.get_autocast_dtype(device.type) if enabled else None
-        pending = _Pending(self._note, layer, self._number, inner, plain, autocast)
+        pending = _Pending(self, layer, inner, plain, autocast)
         token = self._token_on(device)
         tapped = _Tap.apply(pending, token, len(places), *[leaves[i] for i in places], *inputs)
         self.loss.gives(tapped)
@@ -357,9 +365,6 @@ class Recorder:
                 f"examples of the batch, got an output of shape {tuple(output.shape)}; keep the "
                 "batch as the first dimension, or freeze the layer"
             )
-
-    def _note(self, call: Call) -> None:
-        self.calls.append(call)
 
     def _token_on(self, device: torch.device) -> Tensor:
         if device not in self._token:

@@ -274,6 +274,27 @@ def test_the_command_answers_on_one_page_with_an_exit_code(trained, tmp_path, ca
     assert "folder must have a run file" in capsys.readouterr().err
 
 
+def test_what_no_run_file_confirms_is_named_as_unseen(trained, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    (copy / "run.json").unlink()
+    forged = (copy / "statement.txt").read_text().replace("(8,", "(2,")
+    (copy / "statement.txt").write_text(forged)
+    verdict = verify(copy)
+    unseen = {each.file for each in verdict.findings if each.status == "unchecked"}
+    assert unseen >= {"run.json", "statement.txt", "report.html"}
+    first = verdict.to_text().splitlines()[0]
+    assert first.endswith("; 4 could not be made (unseen).")
+
+
+def test_other_ends_of_lines_are_named(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "copy")
+    text = (trained / "statement.txt").read_bytes().replace(b"\n", b"\r\n")
+    (tmp_path / "copy" / "statement.txt").write_bytes(text)
+    (failed,) = verify(tmp_path / "copy").differences
+    assert failed.detail == "more or fewer lines, or other ends of lines"
+
+
 def test_a_key_of_another_run_is_refused(trained, tmp_path):
     from corrnoise.noise import Key
 

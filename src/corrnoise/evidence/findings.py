@@ -62,11 +62,12 @@ class Verdict:
 
     def to_text(self) -> str:
         """One page for a person."""
-        made = [each for each in self.findings if each.status != "unchecked"]
-        failed = len(self.differences)
-        head = f"{self.folder}: all {len(made)} checks hold."
-        if failed:
-            head = f"{self.folder}: {failed} of {len(made)} checks FAIL."
+        unseen = sum(each.status == "unchecked" for each in self.findings)
+        made, failed = len(self.findings) - unseen, len(self.differences)
+        head = f"{self.folder}: " + (
+            f"{failed} of {made} checks FAIL" if failed else f"all {made} checks hold"
+        )
+        head += f"; {unseen} could not be made (unseen)." if unseen else "."
         width = max((len(each.file) for each in self.findings), default=0)
         words = {"holds": "holds ", "differs": "FAILS ", "unchecked": "unseen"}
         lines = [

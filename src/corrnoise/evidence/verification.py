@@ -32,6 +32,7 @@ from corrnoise.records.run import check_checksum
 from corrnoise.records.statement import STOCK, versions
 
 _REPORT, _TEXT = "report.html", "statement.txt"
+_NO_RUN = "there is no run file to compare it with"
 
 
 @one_blas_thread()
@@ -63,6 +64,8 @@ def verify(
             "give the folder of corrnoise train --out"
         )
     secrets = [Key.load(path) for path in keys]
+    if not run_files:
+        found.unchecked("run.json", "the statement and its ε", "not here")
     read: dict[Path, Run] = {}
     for path in run_files:
         run = _run(path, found)
@@ -228,7 +231,9 @@ def _stated_again(run: Run) -> Statement:
 def _check_text(path: Path, runs: Sequence[Run], found: Findings) -> None:
     if not path.exists():
         found.unchecked(path.name, "text of the statement", "not here")
-    elif runs:
+    elif not runs:
+        found.unchecked(path.name, "text of the statement", _NO_RUN)
+    else:
         text = path.read_bytes().decode(errors="replace")
         texts = [run.statement.to_text() for run in runs]
         if text in texts:
@@ -236,7 +241,8 @@ def _check_text(path: Path, runs: Sequence[Run], found: Findings) -> None:
             return
         lines = zip(text.splitlines(), texts[0].splitlines(), strict=False)
         other = next(
-            (f"{a.strip()!r}, expected {b.strip()!r}" for a, b in lines if a != b), "length"
+            (f"{a.strip()!r}, expected {b.strip()!r}" for a, b in lines if a != b),
+            "more or fewer lines, or other ends of lines",
         )
         found.differs(path.name, "text of the statement in the run file", other)
 
@@ -254,7 +260,10 @@ def _check_page(path: Path, runs: Sequence[Run], found: Findings) -> None:
     carried = found.attempt(
         path.name, "the plan that the page carries", lambda: (page.read(path), page.labels(path))
     )
-    if carried is None or not runs:
+    if carried is None:
+        return
+    if not runs:
+        found.unchecked(path.name, "every number of the page", _NO_RUN)
         return
     plan, labels = carried
     ordered = _in_order(labels, runs)

@@ -657,9 +657,23 @@ def test_long_lines_are_folded_on_a_terminal_alone(width):
     whole = process(line, COLUMNS=str(width)).stdout.splitlines()
     assert len(head) > whole.index("")
     assert " ".join(" ".join(head).split()) == " ".join(" ".join(whole[: whole.index("")]).split())
+    assert max(map(len, shown)) <= width < max(map(len, whole))
     if width == 100:  # there is room for the table and its reasons in two lines
-        assert max(map(len, shown)) <= width < max(map(len, whole))
         assert any(each.startswith(" " * 50) for each in shown)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_columns_without_room_are_below_their_row(width):
+    line = "compare --num-steps 64 --max-participations 4 --values 2,8"
+    shown = on_a_terminal(line, NO_COLOR="1", COLUMNS=str(width)).splitlines()
+    head = next(i for i, each in enumerate(shown) if each.startswith("bands"))
+    whole = process(line, COLUMNS=str(width)).stdout.splitlines()
+    assert max(map(len, shown)) <= width < max(map(len, whole))
+    assert len(shown[head:]) == 2 * len(whole)
+    for i, row in enumerate(whole):
+        above, below = shown[head + 2 * i : head + 2 * i + 2]
+        assert above.split() + below.split() == row.split()
+        assert below.startswith("    ")
 
 
 def test_a_bar_is_no_longer_than_the_terminal(monkeypatch):

@@ -19,6 +19,8 @@ from corrnoise._progress import Bar
 _HEAD = 2
 # A line is folded where there is this much room for its text.
 _LEAST_ROOM = 20
+# By how much columns that have no room in their row are indented below it.
+_BELOW = 4
 
 
 class StoppedError(Exception):
@@ -62,16 +64,53 @@ def print_table(
 def print_text(table: str, bold: int | None = None) -> None:
     """A table that ``_tables.text`` made; row ``bold`` stands out on a terminal.
 
-    There the cells of the last column go on in the next line where they are too long.
+    There the cells of the last column go on in the next line where they are too long. Where not
+    even the other columns fit, those on the right go into lines of their own below each row.
     """
     lines = table.split("\n")
     if len(lines) > 1:
-        last = lines[1].rfind(" ") + 1
-        # A sentence may be below the table.
-        lines = [_folded(line, last if line[:last].endswith(" ") else 0) for line in lines]
+        lines = _fitted(lines)
     if bold is not None and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
         lines[_HEAD + bold] = f"\x1b[1m{lines[_HEAD + bold]}\x1b[0m"
     print("\n".join(lines))
+
+
+def _fitted(lines: Sequence[str]) -> list[str]:
+    """The lines of a table, each as long as a terminal can show."""
+    rule, width = lines[1], shutil.get_terminal_size().columns
+    spans = [each.span() for each in re.finditer("-+", rule)]
+    gaps = [i for i, sign in enumerate(rule) if sign == " "]
+    last = spans[-1][0]
+    wide = sys.stdout.isatty() and len(rule) > width and width - last < _LEAST_ROOM
+    pieces = _pieces(spans, width) if wide else [(0, last), (last, len(rule))]
+
+    def fit(line: str) -> str:
+        if any(line[i : i + 1].strip() for i in gaps):  # a sentence below the table
+            return _folded(line, 0)
+        if not wide:
+            return _folded(line, last)
+        shown = [
+            (i, line[a:b].rstrip())
+            for i, (a, b) in enumerate(pieces)
+            if lines[0][a:b].strip() or line is not rule
+        ]
+        return "\n".join(
+            _folded(" " * _BELOW * (i > 0) + text, _BELOW) for i, text in shown if text
+        )
+
+    return [fit(line) for line in lines]
+
+
+def _pieces(spans: Sequence[tuple[int, int]], width: int) -> list[tuple[int, int]]:
+    """Neighbouring columns of a table together, as many as a line can show."""
+    found = [spans[0]]
+    for start, end in spans[1:]:
+        begin = found[-1][0]
+        if end - begin + (_BELOW if begin else 0) <= width:
+            found[-1] = (begin, end)
+        else:
+            found.append((start, end))
+    return found
 
 
 def _folded(line: str, indent: int) -> str:

@@ -762,7 +762,7 @@ class Table(nn.Module):
         (Relative(nn.Embedding(9, 1)), (6, 6, 5), "'table' must see .* but for 2 of them alone"),
         (Relative(nn.Embedding(9, 1)), (2, 2, 5), "'table' must see .* but for 1 of them alone"),
         (Relative(Table()), (6, 6, 5), "'table' must see .* but for 2 of them alone"),
-        (Attention(dropout=0.5), (4, 7, 8), "set that dropout to 0"),
+        (Attention(dropout=0.5), (4, 7, 8), "set that dropout to 0.*DPMultiheadAttention"),
         (nn.Embedding(9, 3, max_norm=1.0), (5,), "must not have max_norm"),
     ],
 )

@@ -18,6 +18,13 @@ _LOOPS = "There is a performance drop because we have not yet implemented"  # of
 # How far outputs may be from those of a second run, of the same size.
 _SAME, _ROUNDED = 1e-2, 5e-2  # in float32, and in half precision
 
+# What helps a layer that draws random numbers, and torch's attention.
+_OTHERS = "move the parameters into a module of their own that draws nothing"
+_ATTENTION = (
+    "let PrivacyEngine.get_compatible_module(model), called before the optimizer is made, put "
+    "Opacus's DPMultiheadAttention in its place, which keeps the dropout"
+)
+
 
 def tensors(tree: Any) -> list[Tensor]:
     """The floating-point tensors of arguments or outputs, in order."""
@@ -94,12 +101,13 @@ def contribute(
         far = torch.linalg.vector_norm((before - after).float())
         if not far <= share * torch.linalg.vector_norm(before.float()) + 1e-6:
             layer = f"the layer {name!r}" if name else "the model"
+            remedy = _ATTENTION if isinstance(module, nn.MultiheadAttention) else _OTHERS
             raise ValueError(
                 f"{layer} ({type(module).__name__}), which holds parameters itself, must give each "
                 "example the same output when it is run again for that example alone, but it does "
                 "not: it mixes examples or draws random numbers, such as dropout inside of it; set "
-                "that dropout to 0, move the parameters into a module of their own that draws "
-                "nothing, or register a handler for the layer. Nothing was released"
+                f"that dropout to 0, {remedy}, or register a handler for the layer. Nothing was "
+                "released"
             )
     return {key: Direct(value.reshape(count, *own[key].shape)) for key, value in found.items()}
 

@@ -275,8 +275,12 @@ class TestArguments:
             started(**options)
 
     def test_an_argument_that_nobody_reads_is_refused(self):
-        with pytest.raises(TypeError, match="unknown arguments: sigma"):
+        with pytest.raises(TypeError, match="unknown arguments: sigma; leave them out"):
             started(sigma=1.0)
+        with pytest.raises(
+            TypeError, match="unknown arguments: nois_multiplier; did you mean noise_m"
+        ):
+            started(nois_multiplier=1.0)
 
     def test_gradients_of_ones_own_are_clipped_and_noised(self):
         found = []

@@ -72,6 +72,7 @@ class Stream(IterableDataset):
             {"data_loader": loader(sampler=SubsetRandomSampler(range(40)))},
             "got SubsetRandomSampler.*pass a torch.utils.data.Subset as dataset",
         ),
+        ({"optimizer": []}, "optimizer must be a torch.optim.Optimizer, got a list"),
         ({"grad_sample_mode": "hook"}, "grad_sample_mode must be one of"),
         ({"noise_generator": torch.Generator()}, "noise_generator must be left out"),
         ({"data_loader": DataLoader(TensorDataset(torch.zeros(0, 3)))}, "must not be empty"),

@@ -6,6 +6,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -184,7 +185,7 @@ class PrivacyEngine:
         Raises:
             ValueError: the plan does not cover what is asked for, with the reason and the remedy.
         """
-        refuse(unknown, clipping)
+        refuse(unknown, clipping, [*signature(self.make_private).parameters])
         data_loader, processes = users_loader(data_loader), Processes.of(module)
         options = Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,
@@ -265,7 +266,7 @@ class PrivacyEngine:
                 that keeps the budget up to rounding, and ε never exceeds its target.
             unknown: as there.
         """
-        refuse(unknown, clipping)
+        refuse(unknown, clipping, [*signature(self.make_private_with_epsilon).parameters])
         data_loader, processes = users_loader(data_loader), Processes.of(module)
         options = Options(
             max_grad_norm, criterion, batch_first, loss_reduction, clipping, noise_generator,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ _ADAPTIVE = frozenset(
 )
 
 
-def refuse(unknown: Mapping[str, Any], clipping: str) -> None:
-    """Raise if there is adaptive clipping, or an argument that nobody reads."""
+def refuse(unknown: Mapping[str, Any], clipping: str, known: Sequence[str]) -> None:
+    """Raise if there is adaptive clipping, or an argument that nobody reads; some are ``known``."""
     adaptive = sorted(_ADAPTIVE & set(unknown))
     if adaptive or clipping == "adaptive":
         got = ", ".join(adaptive) or "clipping='adaptive'"
@@ -37,7 +38,9 @@ def refuse(unknown: Mapping[str, Any], clipping: str) -> None:
             "or plan: use make_private_with_epsilon for a budget"
         )
     if unknown:
-        raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}; leave them out")
+        near = [n for each in sorted(unknown) for n in get_close_matches(each, known, 1)]
+        remedy = f"did you mean {', '.join(near)}?" if near else "leave them out"
+        raise TypeError(f"unknown arguments: {', '.join(sorted(unknown))}; {remedy}")
 
 
 @dataclass(frozen=True)

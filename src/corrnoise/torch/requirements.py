@@ -27,6 +27,11 @@ def check(module: nn.Module, optimizer: Optimizer, processes: Processes, options
         processes: that train the model.
         options: with the mode of taking gradients decided.
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(
+            f"optimizer must be a torch.optim.Optimizer, got a {type(optimizer).__name__}; one "
+            "optimizer holds all that is trained, in parameter groups where they differ"
+        )
     params = trained(optimizer)
     if not params:
         raise ValueError(

@@ -27,7 +27,7 @@ from corrnoise.torch import PrivacyEngine
 EPSILONS, CHOICE, PAGE = (
     "statement and records: ε",
     "plan: alternatives",
-    "every number of the page, made again",
+    "every number of the page, computed again",
 )
 
 

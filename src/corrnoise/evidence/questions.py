@@ -38,7 +38,10 @@ def checklist(run: Run) -> list[Answer]:
     secret = "They must stay secret for ε to hold." if c.sampling.secret else "They may be public."
     accuracy = run.test_accuracy
     shown = "not measured" if accuracy is None else f"test accuracy {100.0 * accuracy:.1f} %"
-    tail = "" if s.truncation is None else f"; their end adds {rounded_up(s.truncation, 2)} to δ"
+    tail = ""
+    if s.truncation is not None:
+        tail = f"; the largest value of the normals adds at most {rounded_up(s.truncation, 2)} to δ"
+    released = "the next checkpoint" if s.publishes == "checkpoints" else "its noisy gradient"
     stream = "the key decides all of it" if s.num_parameters else "it is NOT cryptographic"
     return [
         Answer(
@@ -71,8 +74,8 @@ def checklist(run: Run) -> list[Answer]:
             "What is published",
             "Which outputs does the guarantee cover?",
             f"The noisy gradients of {s.steps_taken} of {s.num_steps} steps and all that follows "
-            f"from them, such as weights; what releases a step: {s.publishes}. Training losses "
-            "and gradients without noise are not covered and must not be published.",
+            f"from them, such as weights; a step counts as released with {released}. Training "
+            "losses and gradients without noise are not covered and must not be published.",
             open=True,
         ),
         Answer(
@@ -102,8 +105,8 @@ def checklist(run: Run) -> list[Answer]:
         Answer(
             "Budget",
             "How is it known that no more was released?",
-            f"The ledger of run {s.run_id or 'without a name'} has every step before it was "
-            "released; `corrnoise verify` compares it with the statement, with the key to the "
+            f"The ledger of run {s.run_id or 'without a name'} records each step before its "
+            "release; `corrnoise verify` compares it with the statement, with the key to the "
             "last bit.",
         ),
         Answer(

@@ -280,11 +280,11 @@ def _check_page(path: Path, runs: Sequence[Run], found: Findings) -> None:
         return
     own, again = path.read_text(encoding="utf-8"), str(page.html(runs=ordered))
     if own == again:
-        found.holds(path.name, "every number of the page, made again")
+        found.holds(path.name, "every number of the page, computed again")
         return
     at = next((i for i, (a, b) in enumerate(zip(own, again, strict=False)) if a != b), len(again))
     words = f"character {at}: {own[at - 20 : at + 30]!r}, expected {again[at - 20 : at + 30]!r}"
-    found.differs(path.name, "every number of the page, made again", words)
+    found.differs(path.name, "every number of the page, computed again", words)
 
 
 def _in_order(labels: Sequence[str], runs: Sequence[Run]) -> list[Run]:

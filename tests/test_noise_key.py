@@ -139,3 +139,8 @@ def test_a_torn_mark_of_use_counts_as_one_and_leaves_the_key_readable(tmp_path) 
         assert key_use(path).released
         mark_released(path, "ab" * 16)  # and nothing is written after it
         assert Key.load(path) == key
+
+
+def test_a_folder_in_the_place_of_a_key_is_named_and_not_to_be_changed(tmp_path) -> None:
+    with pytest.raises(ValueError, match="must be a key file, got the folder"):
+        Key.load(tmp_path)

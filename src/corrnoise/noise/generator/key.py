@@ -73,6 +73,10 @@ class Key:
             ValueError: the file is not a key file, or users other than its owner may read it.
         """
         place = Path(path)
+        if place.is_dir():
+            raise ValueError(
+                f"path must be a key file, got the folder {place}; give the file in it"
+            )
         mode = stat.S_IMODE(place.stat().st_mode)
         if os.name == "posix" and mode & 0o077:
             raise ValueError(

@@ -30,7 +30,8 @@ def check_new(optimizer: Optimizer) -> None:
     if inside in _private:
         raise ValueError(
             "optimizer must be a new one for each run, got one that has had a run; make it again "
-            "from module.parameters()"
+            "from module.parameters(), of a new model too, or count the ε of both runs: the "
+            "weights come from the first"
         )
 
 

@@ -28,7 +28,7 @@ def plan(
     mechanisms: options.FamilyNames = None,
     num_bands: Annotated[int | None, typer.Option(help="p of the banded families.")] = None,
     num_parameters: Annotated[
-        int | None, typer.Option(help="Of the model, to show the memory in bytes.")
+        int | None, typer.Option(help="Size of the model, to show the memory in bytes.")
     ] = None,
     memory: options.Memory = 0.0,
     rounds: Annotated[int, typer.Option(help="Rounds of ChaCha: 20, 12 or 8.")] = 20,

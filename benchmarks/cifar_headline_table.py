@@ -68,6 +68,19 @@ def accuracies(found: dict[str, Any]) -> str:
     return _tables.markdown(["ε", *methods, *compared], rows)
 
 
+def brief(found: dict[str, Any]) -> str:
+    """DP-SGD beside the planner's choice: with batches of one size, and with the best of each."""
+    rows: list[list[str]] = []
+    for epsilon in _epsilons(found):
+        here = {row["method"]: row for row in found["rows"] if row["epsilon"] == epsilon}
+        cells = [f"{epsilon:g}"]
+        for ours, theirs in _GAINS.values():
+            cells += [_percent(here[theirs]), _percent(here[ours]), _gain(here, ours, theirs)]
+        rows.append(cells)
+    gains = [name for pair in _GAINS.values() for name in (*reversed(pair), "gain")]
+    return _tables.markdown(["ε", *gains], rows)
+
+
 def costs(found: dict[str, Any]) -> str:
     """What was run for each mean, and what it costs."""
     rows: list[list[str]] = []

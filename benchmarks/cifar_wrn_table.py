@@ -26,7 +26,11 @@ _TRIED = (
 
 def table(found: dict[str, Any]) -> str:
     """Accuracy on the test set of what was run, and on held-out images of what was tried."""
-    return f"{_runs(found)}\n\nTried on 5,000 held-out training images:\n\n{_tried(found)}"
+    return (
+        "Planner's choice / DP-SGD with Poisson batches, in percent, and GPU minutes; 3 views, but "
+        f"for the last column of runs:\n\n{short(found)}\n\nEvery run:\n\n{_runs(found)}\n\n"
+        f"Tried on 5,000 held-out training images:\n\n{_tried(found)}"
+    )
 
 
 def short(found: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ _PATIENCE = 1.0  # seconds of work before a bar is shown
 
 
 class Bar:
-    """A bar on standard error, shown after a second; silent if that is not a terminal.
+    """A bar on standard error, shown after a second; silent if that is no terminal or notebook.
 
     As a context manager it removes the bar when the block ends.
 
@@ -31,12 +31,12 @@ class Bar:
 
     def __init__(self, title: str = "", *, at_once: bool = False) -> None:
         self._title, self._at_once = title, at_once
-        self._start, self._shown = time.monotonic(), False
+        self._start, self._length = time.monotonic(), 0  # of what is shown
 
     def __call__(self, done: int, total: int) -> None:
         """Redraw the bar."""
         seconds = time.monotonic() - self._start
-        if not sys.stderr.isatty() or not (self._at_once or self._shown or seconds >= _PATIENCE):
+        if not _seen() or not (self._at_once or self._length or seconds >= _PATIENCE):
             return
         total = max(total, 1)
         title = f"{self._title} " if self._title else ""
@@ -45,27 +45,30 @@ class Bar:
         room = shutil.get_terminal_size().columns - len(title) - len(says) - 1
         width = max(0, min(_WIDTH, room))
         filled = width * done // total
-        self._shown = True
-        print(
-            f"\r{title}{'█' * filled}{'·' * (width - filled)}{says}",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
+        self._draw(f"{title}{'█' * filled}{'·' * (width - filled)}{says}")
         if done >= total:
             self.clear()
 
     def clear(self) -> None:
-        """Remove the bar from the terminal."""
-        if self._shown:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-            self._shown = False
+        """Remove the bar, by spaces: notebooks know no other way."""
+        if self._length:
+            self._draw(" " * self._length)
+            self._draw("")
+
+    def _draw(self, line: str) -> None:
+        self._length = len(line)
+        print(f"\r{line}", end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Bar:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.clear()
+
+
+def _seen() -> bool:
+    """Whether a person sees standard error: on a terminal, or below the cell of a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 def resolve(progress: Progress | bool | None) -> Progress | None:

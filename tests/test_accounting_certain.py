@@ -57,6 +57,19 @@ def test_the_closest_comparison_is_the_least_of_all(name):
         assert certain._closest(found, sigma, epsilon).coarse(sigma, epsilon) == least
 
 
+@pytest.mark.parametrize(
+    ("n", "b", "epsilon", "delta"),
+    [(279, 74, 0.00175, 2.3e-9), (13, 6, 0.0033, 7.6e-10), (213, 37, 0.0012, 1.4e-4)],
+)
+def test_delta_confirms_what_a_search_found(n, b, epsilon, delta):
+    """At a small ε coarse grids mislead: plans were refused that another bound proves."""
+    bins = cn.mechanisms.bsr(cn.workloads.prefix_sum(n), num_bands=n).bins(b)
+    sigma = certain.noise(bins, epsilon, delta)
+    assert certain.delta(bins, sigma, epsilon) <= delta * (1 + 1e-9)
+    spent = certain.epsilon(bins, 1.3 * sigma, delta)
+    assert certain.delta(bins, 1.3 * sigma, spent) <= delta * (1 + 1e-9)
+
+
 @pytest.mark.parametrize(("rate", "epsilon"), [(0.02, 1.0), (0.02, 0.3), (0.5, 1.0)])
 def test_a_bound_is_at_most_a_delta_where_the_best_one_is(rate, epsilon):
     """A little below the best bound's δ and far below it there is none; above it, there is one."""

@@ -32,12 +32,20 @@ _LEAST = 1e-6
 
 
 def delta(bins: Bins, sigma: float, epsilon: float) -> float:
-    """An upper bound of δ(ε) in both directions, with no random draws: the best of all bounds."""
-    return best(bins, sigma, epsilon)[0]
+    """An upper bound of δ(ε) in both directions, with no random draws: the least of all bounds.
+
+    It is at most δ wherever a search for noise or ε with that δ ended, whichever bound it took.
+    """
+    plain, moments, comparisons = _bounds(bins)
+    return min(bound(sigma, epsilon) for bound in (plain, *moments, *comparisons))
 
 
 def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, Bound]:
-    """The least δ(ε) of all bounds at this noise, and the bound that has it."""
+    """The least δ(ε) of the bounds at this noise, and the bound that has it.
+
+    Only one comparison is evaluated in full, the best one on a coarse grid. At a small ε, where
+    coarse grids mislead, another one may be better.
+    """
     plain, moments, comparisons = _bounds(bins)
     if len(comparisons) > 1:
         comparisons = [_closest(comparisons, sigma, epsilon)]

@@ -296,7 +296,7 @@ class Search:
         for attempt in range(1, MOST_ATTEMPTS):
             least = _ROOM * _WIDER ** (attempt - 1)
             value *= 1.0 + min(max(least, step), _WIDEST * least)
-            if value >= most or certain.delta(self.bins, *point(value)) <= self.delta:
+            if value >= most or certain.best(self.bins, *point(value))[0] <= self.delta:
                 break
             found = self._certificate(*point(value), attempt)
             if found.upper <= self.delta:

@@ -232,6 +232,15 @@ def test_low_sums_are_chosen_where_what_they_estimate_underflows():
         assert math.isfinite(found[1].at(bins, sigma, 1e-3).log_largest)
 
 
+def test_low_sums_of_bins_with_very_different_lengths():
+    """The weights of a short bin were all below the least float64, which gave NaN and warnings."""
+    bins = Bins(np.diag([1.0, 1e-5, 1.0, 1e-5]))
+    tilt = low_sums.LowSums(Pattern(2, 2), 1992.0).at(bins, 0.28, 1.05)
+    assert math.isfinite(tilt.log_largest)
+    values = drawn(tilt, bins, 1_000)
+    assert 0.0 <= values.min() <= values.max() <= tilt.largest * (1 + 1e-9)
+
+
 @pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 0.5), (0.6, 2.0), (3.0, 0.1)])
 def test_the_largest_value_of_a_shift_is_attained_by_one_bin(sigma, epsilon):
     bins = Bins(np.ones((1, 1)))

@@ -128,9 +128,12 @@ class _Steps:
         z = (self.ends + d[:, None] / 2.0) / root[:, None]
         zero, one = np.zeros((d.size, 1)), np.ones((d.size, 1))
         self.below = np.hstack([zero, ndtr(z), one])
-        mass = np.diff(self.below, axis=1) * np.exp(self.log_weight)
-        sums = np.cumsum(mass, axis=1)
-        self.log_mass = np.log(sums[:, -1])
+        with np.errstate(divide="ignore"):
+            logs = np.log(np.diff(self.below, axis=1)) + self.log_weight
+        # Relative to the largest of a row: with a small d all of them can be below the least float.
+        top = np.max(logs, axis=1, keepdims=True)
+        sums = np.cumsum(np.exp(logs - top), axis=1)
+        self.log_mass = top[:, 0] + np.log(sums[:, -1])
         # All rows in one ascending array: that of bin j has the numbers j + (0, 1].
         self.table = (np.arange(d.size)[:, None] + sums / sums[:, -1:]).reshape(-1)
         self.half = d / 2.0

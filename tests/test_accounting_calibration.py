@@ -272,6 +272,17 @@ def test_stopping_early_knows_its_options():
         c.spent(10, sample=1000)
 
 
+@pytest.mark.parametrize("sampling", ["fixed", "balls-in-bins", "random-allocation"])
+def test_stopping_early_where_the_noise_gives_no_privacy(sampling):
+    """At an ε that far too little noise cannot keep δ is 1, and everything is (0, 1)-DP."""
+    mechanism = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(12))
+    run = cn.account(
+        mechanism, cn.Participation(12, 3, 4), noise_multiplier=0.05, epsilon=1.0, sampling=sampling
+    )
+    assert run.delta == 1.0
+    assert run.spent(5) == 0.0
+
+
 def test_stopping_early_with_fixed_batches_is_the_shorter_run():
     participation = cn.Participation(100, 10, 10)
     c = cn.calibrate(

@@ -75,6 +75,8 @@ class Fixed(Sampling):
         num_steps: int,
     ) -> float:
         """The inverse of ``delta``."""
+        if delta >= 1.0:  # as far too little noise has at an ε that was given
+            return 0.0
         sens = _sensitivity(mechanism, participation, num_steps)
         return gaussian.epsilon(delta, sens / noise_multiplier)
 

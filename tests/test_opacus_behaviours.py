@@ -6,6 +6,7 @@ users' habits ask for, so that it is kept without the network.
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import warnings
@@ -21,6 +22,7 @@ from training import KEY, dataset, loader, model, private, train, weights
 
 from corrnoise.noise import Key
 from corrnoise.torch import PrivacyEngine, seeds, workload_of
+from corrnoise.torch.clipping.reference import clipped_sums
 
 CRITERION = nn.CrossEntropyLoss()
 MODES = ["one_pass", "hooks"]
@@ -475,6 +477,41 @@ class Named(Dataset):
             "y": torch.tensor(index % 2),
             "name": f"number {index}",
         }
+
+
+class Pictures(nn.Module):
+    """A convolution over pictures whose dimension ``last`` is the last one in memory."""
+
+    def __init__(self, last, padding):
+        super().__init__()
+        torch.manual_seed(0)
+        self.last = last
+        self.convolution, self.out = nn.Conv2d(3, 4, 2, padding=padding), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = x.view(-1, 3, 2, 2).movedim(self.last, -1).contiguous().movedim(-1, self.last)
+        return self.out(self.convolution(x).tanh().sum((2, 3)))
+
+
+class TestLayouts:
+    @pytest.mark.parametrize("padding", [0, 1])
+    @pytest.mark.parametrize("last", [0, 1], ids=["examples", "channels"])
+    @pytest.mark.parametrize("mode", ["hooks", "functorch"])
+    def test_convolutions_may_see_pictures_in_any_layout(self, mode, last, padding):
+        """Opacus read other pixels, or those of other examples, and said nothing."""
+        net = Pictures(last, padding)
+        same = copy.deepcopy(net)
+        _, net, optimizer, batches = unprotected(
+            net=net, grad_sample_mode=mode, max_grad_norm=0.5, mechanism="dp_sgd"
+        )
+        x, y = next(iter(batches))
+        CRITERION(net(x), y).backward()
+        optimizer.step()
+        wanted = clipped_sums(
+            lambda i: CRITERION(same(x[i : i + 1]), y[i : i + 1]), list(same.parameters()), 10, 0.5
+        )
+        for param, total in zip(net.parameters(), wanted, strict=True):
+            assert torch.allclose(10 * param.grad, total, atol=1e-5)
 
 
 class TestErrors:

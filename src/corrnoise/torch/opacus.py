@@ -15,6 +15,7 @@ from typing import Any, cast
 import opacus
 import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.grad_sample import conv
 from opacus.layers.dp_multihead_attention import DPMultiheadAttention
 from opacus.layers.dp_rnn import DPRNNBase
 from opacus.optimizers import optimizer as opacus_optimizer
@@ -72,6 +73,21 @@ def _wrap_step_loader(*, data_loader: Any, max_batch_size: int, optimizer: Any) 
 
 
 batch_memory_manager.wrap_data_loader = _wrap_step_loader
+
+
+_unfold: Any = conv.unfold2d
+
+
+def _unfold_in_order(pictures: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The patches of pictures in any layout.
+
+    Opacus reads the memory as if rows lay one after the other. With channels last, the gradients of
+    an example would be those of other pixels, and with the batch last, of other examples.
+    """
+    return _unfold(pictures.contiguous(), **options)
+
+
+conv.unfold2d = _unfold_in_order
 
 
 @dataclass(frozen=True)

@@ -357,6 +357,23 @@ class TestAccumulation:
             assert engine.steps_taken == 6
         assert torch.allclose(*found, atol=1e-6)
 
+    @pytest.mark.parametrize("largest", [10, 4])
+    @pytest.mark.parametrize("mode", [*MODES, "functorch"])
+    def test_gradients_may_be_cleared_by_the_model(self, mode, largest):
+        """The sums of a step were added to those of the next one, which trained on all of them."""
+        found = []
+        for by_model in (False, True):
+            _, net, optimizer, batches = started(grad_sample_mode=mode)
+            with BatchMemoryManager(
+                data_loader=batches, max_physical_batch_size=largest, optimizer=optimizer
+            ) as small:
+                for x, y in small:
+                    (net if by_model else optimizer).zero_grad()
+                    CRITERION(net(x), y).backward()
+                    optimizer.step()
+            found.append(weights(net))
+        assert torch.equal(*found)
+
     @pytest.mark.parametrize("mode", MODES)
     def test_fixed_batches_can_be_added_up_where_noise_is_independent(self, mode):
         engine, net, optimizer, batches = unprotected(mechanism="dp_sgd", grad_sample_mode=mode,

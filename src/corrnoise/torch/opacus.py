@@ -183,13 +183,12 @@ class OpacusSums:
         return [_summed(param) for param in self.params]
 
     def hand_over(self, grads: Sequence[torch.Tensor], batches: int = 1) -> None:
-        """Give the optimizer its noisy gradients, in its types, and mark the sums as used.
+        """Give the optimizer its noisy gradients, in its types.
 
         Opacus divides them itself, also by the number of batches.
         """
         for param, grad in zip(self.params, grads, strict=True):
             param.grad = grad.view_as(param).to(param.dtype)
-            _MARK(_summed(param))
         self._handed_over()
 
     def own_noise(self) -> None:
@@ -238,6 +237,8 @@ class OpacusSums:
                 param.grad_sample = None  # type: ignore[attr-defined]
 
     def _handed_over(self) -> None:
+        for param in self.params:  # else the next batch would be added to this one
+            param.summed_grad = None  # type: ignore[attr-defined]
         self.examples = self.left_out = 0
         self._calls.forget()
         self._handing = True

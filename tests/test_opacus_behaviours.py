@@ -343,11 +343,21 @@ class TestNoiseMultiplier:
 
 
 class TestAccumulation:
-    @pytest.mark.parametrize("sampling", ["fixed", "balls-in-bins"])
-    def test_a_batch_can_be_taken_in_slices_by_hand(self, sampling):
+    @pytest.mark.parametrize(
+        ("mode", "mechanism", "sampling"),
+        [
+            ("one_pass", "bsr", "fixed"),
+            ("one_pass", "bsr", "balls-in-bins"),
+            ("hooks", "dp_sgd", "fixed"),
+            ("functorch", "dp_sgd", "fixed"),
+        ],
+    )
+    def test_a_batch_can_be_taken_in_slices_by_hand(self, mode, mechanism, sampling):
         found = []
         for size in (60, 4):
-            engine, net, optimizer, batches = started(mechanism="bsr", sampling=sampling)
+            engine, net, optimizer, batches = started(
+                mechanism=mechanism, sampling=sampling, grad_sample_mode=mode
+            )
             for x, y in batches:
                 optimizer.zero_grad()
                 for a, b in zip(x.split(size), y.split(size), strict=True):

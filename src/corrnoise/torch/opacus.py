@@ -185,10 +185,13 @@ class OpacusSums:
     def hand_over(self, grads: Sequence[torch.Tensor], batches: int = 1) -> None:
         """Give the optimizer its noisy gradients, in its types.
 
-        Opacus divides them itself, also by the number of batches.
+        Opacus divides them itself, also by the number of backward passes, which are more than the
+        batches where a batch was taken in slices.
         """
+        passes = self._optimizer.accumulated_iterations if self._mean else batches
         for param, grad in zip(self.params, grads, strict=True):
-            param.grad = grad.view_as(param).to(param.dtype)
+            noisy = grad if passes == batches else grad * (passes / batches)
+            param.grad = noisy.view_as(param).to(param.dtype)
         self._handed_over()
 
     def own_noise(self) -> None:

@@ -696,6 +696,58 @@ def test_results_of_one_function_are_outputs_by_themselves():
     assert "change with" in refused(None, Parts(2 * CLASSES), step=work(True))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_number_of_the_model_that_is_no_sum_over_examples(mode):
+    """Such as the load balancing of experts, which is of how often the others chose each."""
+
+    class Routed(Network):
+        def forward(self, x, y):
+            out = super().forward(x)
+            chosen = functional.one_hot(x[:, 0, :CLASSES].argmax(1), CLASSES).float().mean(0)
+            balance = (chosen * out.softmax(1).mean(0)).sum()
+            each = functional.cross_entropy(out, y)
+            return SimpleNamespace(loss=each, balance=balance), each, balance, each + balance
+
+    def work(loss):
+        def step(model, x, y, _):
+            loss(*model(x, y)[1:]).backward()
+
+        return step
+
+    passes(None, Routed, mode=mode, step=work(lambda each, balance, both: each))
+    for loss in (
+        lambda each, balance, both: both,
+        lambda each, balance, both: 1e-6 * balance + each,
+        lambda each, balance, both: balance,
+    ):
+        why = refused(None, Routed(), mode=mode, step=work(loss))
+        assert "a number of the model that is no sum over examples" in why
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_means_over_tokens_whose_number_happens_to_fit(mode):
+    """As many real tags as a multiple of the examples, in every batch."""
+
+    def fits(out, y, tags):
+        real = torch.zeros_like(tags)
+        real[::2, :4], real[1::2, :2] = 1, 1
+        losses = functional.cross_entropy(out.transpose(1, 2), tags.clamp_min(0), reduction="none")
+        return (losses * real * (1 + y[:, None] / 10)).sum() / (3 * len(y))
+
+    def mixes(out, y, tags):
+        tags = tags.clamp_min(0).where(torch.arange(LENGTH) < 1 + y[:, None] * 3, -100)
+        tags[-1] = -100
+        missing = -int((tags >= 0).sum()) % len(y)
+        tags[-1, :missing] = 0
+        return functional.cross_entropy(out.transpose(1, 2), tags)
+
+    def step(model, x, y, tags):
+        model(x, y, tags).backward()
+
+    passes(None, lambda: WithLoss(fits), mode=mode, step=step)
+    refused(None, WithLoss(mixes), mode=mode, step=step)
+
+
 def test_a_loss_beside_the_outputs_that_it_comes_from():
     class Both(Network):
         def __init__(self, mixed=False):

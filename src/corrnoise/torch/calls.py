@@ -148,7 +148,7 @@ class ModelCalls:
             self._inside = False
             self._note(output)
             if backward_pass() < 0:
-                self.loss.gives(tensors(output))
+                self.loss.gives(tensors(output), self._separate.mixed)
 
     def _note(self, output: Any) -> None:
         """See in which backward pass the gradients of a call come, once for each call."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from corrnoise.torch.clipping import loss_terms
-from corrnoise.torch.clipping.loss_graph import LossGraph, mark
+from corrnoise.torch.clipping.loss_graph import LossGraph, mark, mark_mixed
 from corrnoise.torch.clipping.loss_twice import coupled
 
 _LOOKS = 3  # batches that are looked at: one may have no padding
@@ -55,6 +55,11 @@ _TABLE = (
     "outputs (n, 1) and targets (n,)"
 )
 _ORDER = "it takes the largest, the smallest or sorted ones of all examples ({name})"
+_OWN = (
+    "it is, or has in it, a number of the model that is no sum over examples: what one half of a "
+    "batch adds to it changes with the other half, as in the load balancing of experts "
+    "(output_router_logits=False leaves that out) or a mean over all tokens"
+)
 _COUPLED = "the gradients of some examples change with what the model gives for others"
 
 
@@ -107,6 +112,7 @@ class LoopLoss:
 
     - the gradients of some examples change with the outputs for others: that block of the second
       derivative is not zero;
+    - it is, or has in it, a single number of the model that is no sum over examples;
     - torch's cross entropy divides by weights of classes, or by a number of targets that is no
       multiple of the number of examples;
     - what it is divided by is neither the same for all batches nor proportional to their sizes;
@@ -149,12 +155,18 @@ class LoopLoss:
         if not self._left:
             self.close()
 
-    def gives(self, outputs: Sequence[Tensor]) -> None:
+    def gives(self, outputs: Sequence[Tensor], mixed: Sequence[int] = ()) -> None:
         """The model, or a trained layer of it, has given outputs for the batch.
 
         Those of layers count where a loss is computed from what the model does not return, or
         returns in an object of its own, and where the model gives the loss itself.
+
+        Args:
+            outputs: its floating-point tensors.
+            mixed: which of them are single numbers that are no sums over examples.
         """
+        if self._rows:
+            mark_mixed([outputs[i] for i in mixed if i < len(outputs)], self._sign)
         many = [each for each in outputs if each.dim()]  # a single number is a loss
         if self._rows and many and not _moved_away():
             mark(many, self._sign, self._rows)
@@ -195,6 +207,8 @@ class LoopLoss:
         why = self._mixes(loss) or now.differs(before)
         if not why and self._moves(loss):
             why = _COUPLED
+        if not why and loss.mixed(self._sign):
+            why = _OWN
         if why:
             return MIXED.format(why=why)
         if now.told(before) - {self._told}:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 _OUTPUT = "corrnoise: outputs of models"  # a key of what torch notes of a node
+_MIXED = "corrnoise: numbers that mix examples"
 
 TAP = "_TapBackward"  # behind which a trained layer begins, in one pass
 _HOOKED = "BackwardHookFunctionBackward"  # which torch puts upon what a module with hooks gives
@@ -32,6 +33,13 @@ def mark(outputs: Sequence[Tensor], sign: object, rows: int) -> None:
         if each.grad_fn is not None:
             results = notes(each.grad_fn).setdefault(_OUTPUT, {})
             results.setdefault(each.output_nr, {})[sign] = rows
+
+
+def mark_mixed(numbers: Sequence[Tensor], sign: object) -> None:
+    """Let the graphs of losses show which numbers of a model are no sums over examples."""
+    for each in numbers:
+        if each.grad_fn is not None:
+            notes(each.grad_fn)[_MIXED] = sign
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,10 @@ class LossGraph:
                 one = ones.pop() if len(ones) == 1 else SEVERAL
                 graph.nodes[node] = graph._chosen(node) if one == SEVERAL else one
         return graph
+
+    def mixed(self, sign: object) -> bool:
+        """Whether numbers of the model that are no sums over examples are in the loss."""
+        return any(notes(node).get(_MIXED) is sign for node in self.nodes)
 
     def shared(self) -> list[Node]:
         """What is computed of several examples."""

@@ -270,7 +270,7 @@ class Recorder:
         if self._recording() and module is self._model:
             self._inside = False
             if backward_pass() < 0:
-                self.loss.gives(fallback.tensors(output))
+                self.loss.gives(fallback.tensors(output), self._separate.mixed)
 
     def _watch(self, layer: Layer) -> None:
         away: list[list[Tensor]] = []

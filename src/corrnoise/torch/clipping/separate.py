@@ -22,6 +22,8 @@ from corrnoise.torch.looking import check_buffers, looking, noted, same_draws
 # and so are the additions.
 _LEAST = 1e-6
 
+_ADDED = 1e-5  # what additions in float32 may change of a sum, relative
+
 _OUTPUT = "the output"
 
 _SHIFTS = 8  # ways to replace rows that are tried until one changes something
@@ -41,16 +43,21 @@ class Separate:
     half, the second half or one in the middle is replaced by others. Nothing of those that stay may
     change then: neither what trained layers are given of them, nor the outputs, nor buffers. And
     trained layers must have one row for each example. A first batch in evaluation mode is looked at
-    as well.
+    as well. A single number among the outputs, such as a loss, is only noted if it is no sum over
+    examples: perhaps nobody trains on it.
 
     Args:
         model: whoever watches its calls must look away during the check.
         layers: with trained parameters. They are watched from now on: a model that is compiled
             later would not know of hooks that come then.
+
+    Attributes:
+        mixed: which of the floating-point outputs are such numbers.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
         self._model, self._layers = model, layers
+        self.mixed: list[int] = []
         self._modes: set[bool] = set()  # in which it was looked at: whether for training
         self._given: Callable[[Layer, Any], None] | None = None
         self._gave: Callable[[Layer, Any], None] | None = None
@@ -88,6 +95,7 @@ class Separate:
                     with _explained():
                         found = self._run(other, _Others(whole, few, gone, limit))
                     check_buffers(left, found)
+            self.mixed = self._mixed(batch, whole[-1][1], limit)
         if seen:  # not all rows were equal
             self._modes.add(self._model.training)
         if True in self._modes:
@@ -98,6 +106,37 @@ class Separate:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def _mixed(self, batch: _Batch, outputs: Sequence[Tensor], limit: float) -> list[int]:
+        """Which of the outputs are single numbers that are neither sums nor means over examples.
+
+        For those that are, f with one half replaced and f with the other half replaced add up to f
+        with none and f with both replaced.
+        """
+        first, second = batch.orders_of_halves()
+        places = [i for i, each in enumerate(outputs) if not each.dim()]
+        if not places or first is None or second is None:
+            return []
+        half = len(first) // 2
+        found = [[outputs[i] for i in places]]
+        last: list[Tensor] = []
+
+        def keep(_: str, given: list[Tensor]) -> None:
+            last[:] = given
+
+        for order in (first, second, first[:half] + second[half:]):
+            with _explained():
+                self._run(batch.in_order(order), keep)
+            found.append([last[i] for i in places if i < len(last)])
+        if len({len(some) for some in found}) > 1:
+            return []
+        mixed: list[int] = []
+        for place, *values in zip(places, *found, strict=True):
+            whole, one, other, both = (float(value) for value in values)
+            share = limit + _ADDED + 4 * torch.finfo(values[0].dtype).eps
+            if abs(one + other - both - whole) > share * max(map(abs, (whole, one, other, both))):
+                mixed.append(place)
+        return mixed
 
     def _run(
         self,
@@ -177,13 +216,26 @@ class _Batch:
 
     def replaced(self, gone: Sequence[int]) -> tuple[Any, Any] | None:
         """With others in the place of some examples, if any of these then differs."""
+        order = self._order(gone)
+        return None if order is None else self.in_order(order)
+
+    def in_order(self, order: list[int]) -> tuple[Any, Any]:
+        """With these examples."""
+        return self._with(functools.partial(_rows, order=order))
+
+    def orders_of_halves(self) -> tuple[list[int] | None, list[int] | None]:
+        """With others in the place of the first half, and of the second."""
+        half, every = self._examples // 2, list(range(self._examples))
+        return self._order(every[:half]), self._order(every[half:])
+
+    def _order(self, gone: Sequence[int]) -> list[int] | None:
         kept = sorted(set(range(self._examples)) - set(gone))
         for shift in range(min(len(kept), _SHIFTS)):
             order = list(range(self._examples))
             for place, row in enumerate(gone):
                 order[row] = kept[(place + shift) % len(kept)]
             if not all(leaf[order].equal(leaf) for leaf in self._leaves if self._many(leaf)):
-                return self._with(functools.partial(_rows, order=order))
+                return order
         return None
 
     def check_rows(self, layer: Layer, output: Any) -> None:

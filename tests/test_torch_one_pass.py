@@ -442,6 +442,36 @@ def test_weights_of_single_examples_are_looked_at():
         check_loss(net, lambda *b: weighted(*b, by_sum=True), [x, y, weight], mean=True)
 
 
+class Checkpointed(nn.Module):
+    """By torch's first kind of checkpoints, which has no ``autograd.grad``."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(12, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.last(checkpoint(torch.tanh, self.first(x), use_reentrant=True))
+
+
+def test_losses_through_reentrant_checkpoints_are_compared_by_their_gradients():
+    """The losses of these examples are equal, so that they alone would show nothing."""
+    net, x, y = Checkpointed(), torch.zeros(8, 12), torch.arange(8) % 2
+    x[:, 0] = torch.arange(8)
+    nn.init.zeros_(net.last.weight)
+    nn.init.zeros_(net.last.bias)
+    grads = [torch.ones_like(param) for param in net.parameters()]
+    for param, grad in zip(net.parameters(), grads, strict=True):
+        param.grad = grad
+    check_loss(net, lambda x, y: functional.cross_entropy(net(x), y), [x, y], mean=True)
+    weight = torch.tensor([1.0, 9.0])
+    with pytest.raises(ValueError, match="the gradient of 8 examples differs"):
+        check_loss(net, lambda x, y: functional.cross_entropy(net(x), y, weight), [x, y], mean=True)
+    for param, grad in zip(net.parameters(), grads, strict=True):
+        assert param.grad is grad
+        assert torch.equal(grad, torch.ones_like(grad))
+
+
 def test_checking_a_loss_leaves_no_trace():
     net = model(dropout=0.5)
     engine, (x, y) = started(net), dataset()[:20]

@@ -263,6 +263,22 @@ def test_the_size_of_a_piece_rounds_no_gradient(tmp_path, monkeypatch, kind):
     assert "backward" not in vars(run.accelerator)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+def test_both_kinds_of_checkpoints_train_the_same(tmp_path):
+    """Reentrant ones are what transformers 4 takes by default."""
+    found = []
+    for kind in (None, False, True):
+        options = {"gradient_checkpointing_kwargs": {"use_reentrant": kind}}
+        options["gradient_checkpointing"] = kind is not None
+        folder = tmp_path / str(kind)
+        args = t.arguments(folder, **options)
+        run = t.trainer(folder, without_dropout(t.bert()), args=args, key=KEY)
+        run.train()
+        found.append(t.weights(run.model))
+    assert torch.allclose(found[1], found[0], atol=1e-5)
+    assert torch.allclose(found[2], found[0], atol=1e-5)
+
+
 def test_an_empty_batch_is_a_step(tmp_path):
     run = t.trainer(
         tmp_path / "run", key=Key.from_bytes(bytes(range(1, 33))), train_dataset=t.texts(6),

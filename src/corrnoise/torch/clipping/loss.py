@@ -61,13 +61,42 @@ def far(first: Tensor, second: Tensor, *, least: float = 0.0) -> float:
 
 def gradient(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
     """Of all parameters, as one vector; their own ``.grad`` stays."""
-    found: Any = torch.autograd.grad(loss, params, allow_unused=True)
+    found: Any
+    if _through_checkpoints(loss):
+        found = _by_backward(loss, params)
+    else:
+        found = torch.autograd.grad(loss, params, allow_unused=True)
     return torch.cat(
         [
             torch.zeros(p.numel(), device=p.device) if g is None else g.to_dense().float().ravel()
             for g, p in zip(found, params, strict=True)
         ]
     )
+
+
+def _through_checkpoints(loss: Tensor) -> bool:
+    """Whether there are checkpoints of torch's first kind, which know ``backward`` alone."""
+    todo = [] if loss.grad_fn is None else [loss.grad_fn]
+    known = set(todo)
+    for node in todo:  # grows
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        news = {below for below, _ in node.next_functions if below is not None} - known
+        known |= news
+        todo += news
+    return False
+
+
+def _by_backward(loss: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor | None]:
+    kept = [param.grad for param in params]
+    try:
+        for param in params:
+            param.grad = None
+        loss.backward()
+        return [param.grad for param in params]
+    finally:
+        for param, grad in zip(params, kept, strict=True):
+            param.grad = grad
 
 
 class _Runs:

@@ -541,6 +541,63 @@ class TestLayouts:
             assert torch.allclose(10 * param.grad, total, atol=1e-5)
 
 
+class Around(nn.Module):
+    """A convolution whose padding is no zeros, of one, two or three dimensions."""
+
+    def __init__(self, kind, mode):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution, self.out = kind(2, 3, 2, padding=1, padding_mode=mode), nn.Linear(3, 2)
+        self.size = {nn.Conv1d: (6,), nn.Conv2d: (2, 3), nn.Conv3d: (1, 2, 3)}[kind]
+
+    def forward(self, x):
+        seen = self.convolution(x.view(-1, 2, *self.size)).flatten(2)
+        return self.out((seen * torch.linspace(0.1, 1.0, seen.shape[2])).tanh().sum(2))
+
+
+class Padded(nn.Module):
+    """Tokens, some of which are the padding."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.out = nn.Embedding(3, 4, padding_idx=1), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(self.table(x.sign().long() + 1).sum(1))
+
+
+class TestPadding:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            Padded,
+            lambda: Around(nn.Conv1d, "circular"),
+            lambda: Around(nn.Conv2d, "reflect"),
+            lambda: Around(nn.Conv3d, "replicate"),
+        ],
+        ids=["embedding", "circular", "reflect", "replicate"],
+    )
+    def test_gradients_are_those_of_torch(self, make):
+        """Opacus trained the row for padding, and took every padding for zeros."""
+        net = make()
+        same = copy.deepcopy(net)
+        x, y = dataset(10)[:]
+        x = x.masked_fill(x.abs() < 0.5, 0.0) if make is Padded else x
+        _, net, optimizer, batches = unprotected(
+            net=net, grad_sample_mode="hooks", max_grad_norm=0.5, mechanism="dp_sgd", epochs=1,
+            data_loader=DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10),
+        )  # fmt: skip
+        for a, b in batches:
+            CRITERION(net(a), b).backward()
+            optimizer.step()
+        wanted = clipped_sums(
+            lambda i: CRITERION(same(x[i : i + 1]), y[i : i + 1]), list(same.parameters()), 10, 0.5
+        )
+        for param, total in zip(net.parameters(), wanted, strict=True):
+            assert torch.allclose(10 * param.grad, total, atol=1e-5)
+
+
 class TestErrors:
     @pytest.mark.parametrize("mode", ["hooks", "functorch"])
     def test_a_parameter_that_is_not_used_is_named(self, mode):

@@ -7,6 +7,7 @@ one file.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, cast
 import opacus
 import torch
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from opacus.grad_sample import conv
+from opacus.grad_sample import GradSampleModule, conv
 from opacus.layers.dp_multihead_attention import DPMultiheadAttention
 from opacus.layers.dp_rnn import DPRNNBase
 from opacus.optimizers import optimizer as opacus_optimizer
@@ -88,6 +89,31 @@ def _unfold_in_order(pictures: torch.Tensor, **options: Any) -> torch.Tensor:
 
 
 conv.unfold2d = _unfold_in_order
+
+_samplers: dict[type[nn.Module], Any] = GradSampleModule.GRAD_SAMPLERS
+_convolution, _embedding = _samplers[nn.Conv2d], _samplers[nn.Embedding]
+
+
+def _padded_convolution(layer: Any, activations: list[torch.Tensor], grads: torch.Tensor) -> Any:
+    """Gradients of a convolution with any ``padding_mode``: Opacus takes all for zeros."""
+    if layer.padding_mode != "zeros" and len(activations[0]):
+        around = layer._reversed_padding_repeated_twice
+        activations = [nn.functional.pad(activations[0], around, mode=layer.padding_mode)]
+        layer = copy.copy(layer)
+        layer.padding = (0,) * len(layer.kernel_size)
+    return _convolution(layer, activations, grads)
+
+
+def _padded_embedding(layer: Any, activations: list[torch.Tensor], grads: torch.Tensor) -> Any:
+    """Gradients of an embedding without the row for padding, which torch does not train."""
+    found = _embedding(layer, activations, grads)
+    if layer.padding_idx is not None and layer.weight in found:
+        found[layer.weight][:, layer.padding_idx] = 0.0
+    return found
+
+
+_samplers.update(dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _padded_convolution))
+_samplers[nn.Embedding] = _padded_embedding
 
 
 @dataclass(frozen=True)

@@ -283,6 +283,17 @@ def test_adapters_that_do_not_treat_examples_apart_are_refused(tmp_path, kind, o
         t.trainer(tmp_path / "run", peft.get_peft_model(t.bert(), config)).train()
 
 
+def test_the_load_balancing_of_experts_is_refused(tmp_path):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, intermediate_size=16, num_local_experts=2, output_router_logits=True,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=r"set model\.config\.output_router_logits = False"):
+        t.trainer(tmp_path / "run", MixtralForCausalLM(config)).train()
+
+
 def test_a_training_step_of_ones_own_gets_the_pieces_of_a_step(tmp_path):
     class Counting(Trainer):
         count = 0

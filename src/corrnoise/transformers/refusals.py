@@ -72,12 +72,18 @@ def check_arguments(args: Any) -> None:
         )
 
 
-def check_adapters(model: Any) -> None:
-    """Raise if adapters of PEFT compute what is not of single examples.
+def check_model(model: Any) -> None:
+    """Raise if a model, or adapters of PEFT in it, compute what is not of single examples.
 
     Args:
         model: to be trained.
     """
+    if getattr(getattr(model, "config", None), "output_router_logits", False):
+        raise ValueError(
+            "output_router_logits must be False: the loss that balances the load of experts is "
+            "computed over all examples of a batch, and is left out of private training; set "
+            "model.config.output_router_logits = False"
+        )
     for config in getattr(model, "peft_config", {}).values():
         kind = str(getattr(config.peft_type, "value", config.peft_type))
         if kind in _PROMPTS:

@@ -25,7 +25,7 @@ from corrnoise.transformers import losses
 from corrnoise.transformers.batches import LogicalBatches
 from corrnoise.transformers.begun import Begun, begun
 from corrnoise.transformers.files import STATE, last_checkpoint, write_beside
-from corrnoise.transformers.refusals import OneRowEach, check_adapters, check_arguments
+from corrnoise.transformers.refusals import OneRowEach, check_arguments, check_model
 
 # The optimizers of torch that have a counterpart that knows the noise.
 _AWARE: dict[Any, Any] = {torch.optim.Adam: Adam, torch.optim.AdamW: AdamW}
@@ -289,7 +289,7 @@ class Trainer(transformers.Trainer):
             self._check_plan(self._plan, plain)
         if self._begun is not None:
             self._begun.check(**self._wanted(plain))
-        check_adapters(self.model)
+        check_model(self.model)
         self._check_loss(model, plain)
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
         state = None if self._resumed is None else checkpoint.load(self._resumed / STATE)

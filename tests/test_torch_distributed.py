@@ -125,3 +125,32 @@ def test_many_processes_train_as_one_does(tmp_path, kind, world, mechanism):
     for rank in range(world):
         name = "ledger" if rank == 0 else f"ledger.rank{rank}"
         assert len(read_entries(tmp_path / name)) == 21
+
+
+def pair(folder, *cases):
+    """What each of two ranks was refused with in the last case, or the steps that it has taken."""
+    script = Path(__file__).with_name("pair.py")
+    done = subprocess.run(
+        [sys.executable, script, folder, *cases],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [(folder / f"{cases[-1]}.{rank}").read_text() for rank in range(2)]
+
+
+@pytest.mark.parametrize(("case", "field"), [("order", "data"), ("clip", "max_grad_norm")])
+def test_ranks_that_would_begin_different_runs_are_refused(tmp_path, case, field):
+    for text in pair(tmp_path, case):
+        assert f"rank 1 differs from rank 0 in {field}; give every process" in text
+    assert not (tmp_path / "key").exists()
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_what_one_rank_is_refused_with_all_are_told(tmp_path):
+    first, second = pair(tmp_path, "damaged")
+    assert "has other contents" in second
+    assert first == f"rank 1 could not begin: {second}"

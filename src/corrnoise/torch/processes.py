@@ -78,6 +78,25 @@ class Processes:
         torch.distributed.all_gather_object(values, value)
         return values
 
+    def each(self, make: Callable[[], T]) -> T:
+        """What every process makes by itself; where one of them fails, all of them raise."""
+        if self.world_size == 1:
+            return make()
+        made: list[T] = []
+        failed: ValueError | OSError | None = None
+        try:
+            made.append(make())
+        except (ValueError, OSError) as error:
+            failed = error
+        texts = self.gathered(None if failed is None else str(failed))
+        if failed is not None:
+            raise failed
+        for rank, text in enumerate(texts):
+            if text is not None:
+                made.clear()  # an open file would stay so as long as the error is kept
+                raise ValueError(f"rank {rank} could not begin: {text}")
+        return made[0]
+
     def agree(self, make: Callable[[], T]) -> T:
         """A value that the first process makes and all of them use."""
         if self.world_size == 1:

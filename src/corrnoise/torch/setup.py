@@ -36,6 +36,8 @@ from corrnoise.torch.step import PrivateStep
 from corrnoise.torch.without_noise import is_private
 
 NO_NOISE = "none"  # in the header of a run that is not private
+# What the processes of a run may have differently in their headers.
+_OWN = ("rank", "run_id", "settings")
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,9 @@ def set_up(
         world_size=processes.world_size,
         order=drawn.order,
     )
+    _check_alike(opened, processes)
     book = _open_ledger(ledger, opened, secret, processes)
-    use = keep_key(key, secret, book) if processes.rank == 0 else None
+    use = processes.each(lambda: keep_key(key, secret, book) if processes.rank == 0 else None)
     step = PrivateStep(
         sums,
         noise,
@@ -223,6 +226,24 @@ def _agreed_key(source: object, ledger: Path | None, processes: Processes) -> tu
     return Key.from_bytes(secret), run_id
 
 
+def _check_alike(opened: Mapping[str, Any], processes: Processes) -> None:
+    """Raise unless all processes are about to begin the same run.
+
+    Each sees its own share of every batch alone. With another order of the data an example would
+    be in several shares or steps, and with another clip norm the noise would be too small for it.
+    """
+    shared = {name: value for name, value in opened.items() if name not in _OWN}
+    first, *others = processes.gathered(shared)
+    for rank, other in enumerate(others, start=1):
+        different = [name for name, value in first.items() if other.get(name) != value]
+        if different:
+            raise ValueError(
+                f"all processes must begin the same run, but rank {rank} differs from rank 0 in "
+                f"{', '.join(different)}; give every process the same arguments, and a loader of "
+                "the whole dataset in the same order: make_private deals out the batches"
+            )
+
+
 def _open_ledger(
     path: Path | None, opened: Mapping[str, Any], key: Key, processes: Processes
 ) -> Ledger:
@@ -233,7 +254,7 @@ def _open_ledger(
     """
     if path is not None and processes.rank:
         path = path.with_name(f"{path.name}.rank{processes.rank}")
-    book = Ledger(opened, path, key.subkey("ledger"))
+    book = processes.each(lambda: Ledger(opened, path, key.subkey("ledger")))
     counts = processes.gathered(book.num_released)
     # A crash can leave one rank a step behind another.
     if max(counts) - min(counts) > 1:

@@ -154,3 +154,11 @@ def test_what_one_rank_is_refused_with_all_are_told(tmp_path):
     first, second = pair(tmp_path, "damaged")
     assert "has other contents" in second
     assert first == f"rank 1 could not begin: {second}"
+
+
+def test_ranks_at_different_steps_are_refused(tmp_path):
+    """Else old noise of one rank would meet new gradients of the other."""
+    for text in pair(tmp_path, "saved", "loaded by one"):
+        assert "all 2 processes must take the same step, got steps 0 to 5" in text
+    for rank in ("ledger", "ledger.rank1"):
+        assert len(read_entries(tmp_path / rank)) == 9

@@ -78,6 +78,20 @@ class Processes:
         torch.distributed.all_gather_object(values, value)
         return values
 
+    def check_step(self, step: int, device: torch.device) -> None:
+        """Raise unless all processes take this step: each adds its part of one noise."""
+        if self.world_size == 1:
+            return
+        ends = torch.tensor([step, -step], device=device)
+        torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX)
+        last, first = ends.tolist()
+        if last != -first:
+            raise ValueError(
+                f"all {self.world_size} processes must take the same step, got steps {-first} to "
+                f"{last}, step {step} in rank {self.rank}, and so parts of different noise for one "
+                "sum; load the same checkpoint in every process: nothing was released"
+            )
+
     def each(self, make: Callable[[], T]) -> T:
         """What every process makes by itself; where one of them fails, all of them raise."""
         if self.world_size == 1:

@@ -173,6 +173,7 @@ class PrivateStep:
             for grad in grads:
                 grad.zero_()
         digest = self._digest(step, grads, 0 if empty else self.sums.left_out)
+        self._processes.check_step(step, grads[0].device)
         if self._use is not None:
             self._use.claim()
         for each in range(first, step + 1):

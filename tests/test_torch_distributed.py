@@ -162,3 +162,11 @@ def test_ranks_at_different_steps_are_refused(tmp_path):
         assert "all 2 processes must take the same step, got steps 0 to 5" in text
     for rank in ("ledger", "ledger.rank1"):
         assert len(read_entries(tmp_path / rank)) == 9
+    assert pair(tmp_path, "loaded") == ["10", "10"]
+
+
+@pytest.mark.parametrize(
+    "cases", [("saved with a state", "loaded with a state"), ("published", "continued")]
+)
+def test_one_rank_saves_and_all_load(tmp_path, cases):
+    assert pair(tmp_path, *cases) == ["10", "10"]

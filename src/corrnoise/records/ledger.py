@@ -63,6 +63,7 @@ class Ledger:
         path: the file; created with the header, for its owner alone, if it is not there. ``None``
             keeps the ledger in memory.
         key: of the codes; without one they show accidental damage alone.
+        published: how many steps another process of the run has published; they count here too.
 
     Raises:
         ValueError: the file is not a ledger, belongs to another run, is damaged, or is in use.
@@ -81,6 +82,8 @@ class Ledger:
         header: Mapping[str, Any],
         path: str | os.PathLike[str] | None = None,
         key: bytes = b"",
+        *,
+        published: int = 0,
     ) -> None:
         self.header = {"corrnoise": "ledger", **_formats.stamped("ledger", header)}
         self.path = None if path is None else Path(path)
@@ -90,7 +93,7 @@ class Ledger:
         self._digest_size = 0  # of any step in the file, published or lost
         self._file: IO[bytes] | None = None
         if self.path is not None:
-            self._open(self.path)
+            self._open(self.path, published)
             _OPEN.add(self)
 
     @property
@@ -169,7 +172,7 @@ class Ledger:
         _files.append(self._file, line)
         self._code = _code_of(line)
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path, published: int) -> None:
         fresh = not path.exists()
         self._file = _files.open_to_append(path)
         with self._kept():
@@ -177,7 +180,7 @@ class Ledger:
             if self._file.seek(0, os.SEEK_END) == 0:
                 self._append(self.header)
             else:
-                self._read(path)
+                self._read(path, published)
         if fresh:
             _files.sync_folder(path.parent)
 
@@ -197,7 +200,7 @@ class Ledger:
                 "choose another folder"
             ) from None
 
-    def _read(self, path: Path) -> None:
+    def _read(self, path: Path, published: int) -> None:
         assert self._file is not None
         lines, rest = read_lines(path)
         if len(lines) < 2:  # no step was ever recorded
@@ -216,8 +219,15 @@ class Ledger:
         for number, line in enumerate(lines[1:], start=2):
             self._replay(_entry(line, path, number), path)
         self._settle(path, sum(map(len, lines)), rest)
-        if self.publishes == "checkpoints" and self._published < len(self._digests):
-            # The process that took them has ended: they were never released.
+        if self.publishes == "checkpoints":
+            self._drop_lost(min(published, len(self._digests)))
+
+    def _drop_lost(self, published: int) -> None:
+        """Forget the steps after the last publication: the process that took them has ended."""
+        if self._published < published:
+            self._append({"published": published})
+            self._published = published
+        if self._published < len(self._digests):
             self._append({"resumed": self._published})
             del self._digests[self._published :]
 

@@ -12,6 +12,8 @@ from corrnoise.torch.setup import NO_NOISE, Setup
 
 # What belongs to a key, in the header of a run.
 _KEYED = ("run_id", "key_fingerprint", "data", "parameters", "order")
+# One process may save for all: see ``restore``.
+_OWN = "rank"
 
 
 def warn_if_final(*, key_kept: bool, ledger_kept: bool) -> None:
@@ -51,7 +53,7 @@ def check(run: Setup, state: Mapping[str, Any]) -> None:
     different = [
         f"{name} (was {header.get(name)!r:.60}, is {value!r:.60})"
         for name, value in run.header.items()
-        if header.get(name) != value
+        if name != _OWN and header.get(name) != value
     ]
     if header.get("key_fingerprint") != run.header["key_fingerprint"]:
         # The digests of data and parameters depend on the key, and say nothing without it.

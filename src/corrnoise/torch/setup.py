@@ -249,12 +249,18 @@ def _open_ledger(
 ) -> Ledger:
     """The ledger of this process: each rank has its own, since each sees its own gradients.
 
+    The first rank opens its own before the others: often it alone saves checkpoints, and knows
+    which steps they have published.
+
     Raises:
         ValueError: the ledgers of the ranks do not belong together.
     """
     if path is not None and processes.rank:
         path = path.with_name(f"{path.name}.rank{processes.rank}")
-    book = processes.each(lambda: Ledger(opened, path, key.subkey("ledger")))
+    secret = key.subkey("ledger")
+    first = processes.each(lambda: None if processes.rank else Ledger(opened, path, secret))
+    published = processes.agree(lambda: first.num_released if first else 0)
+    book = processes.each(lambda: first or Ledger(opened, path, secret, published=published))
     counts = processes.gathered(book.num_released)
     # A crash can leave one rank a step behind another.
     if max(counts) - min(counts) > 1:

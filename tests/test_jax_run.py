@@ -163,6 +163,16 @@ def test_two_processes_cannot_continue_one_run(small, tmp_path):
     run.close()
 
 
+def test_a_copy_of_the_ledger_cannot_go_on_beside_the_run(small, tmp_path):
+    run, sums, state = small(tmp_path)
+    run.release(sums, state)
+    (tmp_path / "copy").write_bytes((tmp_path / "ledger").read_bytes())
+    with pytest.raises(ValueError, match="key must be in use by one process only"):
+        small(tmp_path, ledger=tmp_path / "copy")
+    run.close()
+    small(tmp_path)[0].close()
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e4])
 def test_sums_that_are_not_clipped_are_refused(small, value):
     run, sums, state = small()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -17,8 +19,8 @@ from corrnoise.torch import PrivacyEngine, setup
 from corrnoise.torch.fingerprint import PositionHash
 
 
-def begin(folder, steps=3, **options):
-    engine = PrivacyEngine(key=folder / "run.key", ledger=folder / "run.ledger")
+def begin(folder, steps=3, ledger="run.ledger", **options):
+    engine = PrivacyEngine(key=folder / "run.key", ledger=folder / ledger)
     net, optimizer, batches = private(engine, **options)
     if steps:
         train(net, optimizer, batches, steps=steps)
@@ -191,3 +193,42 @@ def test_one_key_serves_one_run_however_early_both_began(tmp_path):
     train(*runs[0][1:], steps=1)
     assert [run[0].steps_released for run in runs] == [3, 0]
     assert torch.equal(weights(runs[1][1]), before)
+
+
+GO_ON = """
+import sys
+from pathlib import Path
+from test_torch_keys import begin
+try:
+    begin(Path(sys.argv[1]), ledger=sys.argv[2], steps=int(sys.argv[3]))
+    print("taken")
+except ValueError as refused:
+    print(refused)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of torch's threads
+def test_two_processes_cannot_go_on_with_copies_of_one_ledger(tmp_path):
+    """Each would know nothing of the steps that the other releases with the same noise."""
+
+    def elsewhere(ledger):
+        code = [sys.executable, "-W", "ignore", "-c", GO_ON, tmp_path, ledger, "4"]
+        folder = os.path.dirname(__file__)
+        return subprocess.run(code, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+    begin(tmp_path, steps=2)
+    (tmp_path / "copy").write_bytes((tmp_path / "run.ledger").read_bytes())
+    engine = PrivacyEngine(key=tmp_path / "run.key", ledger=tmp_path / "run.ledger")
+    run = private(engine)
+    child = os.fork()  # as a worker of a data loader: it must not keep the lock
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert "key must be in use by one process only" in elsewhere("copy")
+        train(*run, steps=3)
+        engine.close()
+        assert elsewhere("run.ledger") == "taken\n"
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from corrnoise import _files
 from corrnoise.noise import Key
 from corrnoise.noise.generator.key import key_use, mark_released
 from corrnoise.records.ledger import Ledger, read_entries
@@ -113,7 +115,8 @@ def keep_key(source: object, key: Key, ledger: Ledger) -> Use:
     steps, which binds nobody; a key without a ledger might have been used.
 
     Raises:
-        ValueError: another process has saved another key there since the path was looked at.
+        ValueError: another process has saved another key there since the path was looked at, or
+            goes on with the run, perhaps with a copy of the ledger.
     """
     run_id = ledger.header["run_id"]
     path = None if source is None or isinstance(source, Key) else Path(str(source))
@@ -125,10 +128,33 @@ def keep_key(source: object, key: Key, ledger: Ledger) -> Use:
                 f"key must be of one run, but another process has begun a run with {path} at the "
                 "same moment; wait for it to end and begin again"
             )
+        if path is not None:
+            _lock(path, ledger)
     except BaseException:
         ledger.close()
         raise
     return Use(key, run_id, path)
+
+
+def _lock(path: Path, ledger: Ledger) -> None:
+    """Lock a key file until the ledger is closed, where its file system has locks.
+
+    A lock on the ledger alone would let another process go on with a copy of it.
+    """
+    if os.name != "posix":  # there a lock would keep this process itself from its file
+        return
+    file = path.open("a+b" if os.access(path, os.W_OK) else "rb")
+    ledger.hold(file)
+    try:
+        _files.lock(file)
+    except BlockingIOError:
+        raise ValueError(
+            f"key must be in use by one process only, but {path} is in use, with this ledger or a "
+            "copy of it; two processes would release different gradients with the same noise: "
+            "wait for the other process, or start another run with its own key and ledger"
+        ) from None
+    except OSError:
+        pass
 
 
 def keyed(key: Key, what: bytes, text: bytes) -> str:

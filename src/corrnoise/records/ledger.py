@@ -92,6 +92,7 @@ class Ledger:
         self._published = 0  # of these, how many left the process
         self._digest_size = 0  # of any step in the file, published or lost
         self._file: IO[bytes] | None = None
+        self._held: list[IO[bytes]] = []
         if self.path is not None:
             self._open(self.path, published)
             _OPEN.add(self)
@@ -136,14 +137,21 @@ class Ledger:
             self._append({"step": step, "gradient": digest})
             self._digests.append(digest)
 
+    def hold(self, file: IO[bytes]) -> None:
+        """Keep a locked file of the run, such as its key, open as long as the ledger."""
+        self._held.append(file)
+        _OPEN.add(self)
+
     def close(self) -> None:
         """Let another process have the file; nothing can be recorded any more."""
+        while self._held:
+            self._held.pop().close()
         if self._file is not None:
             file, self._file = self._file, None
             file.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_file", None) is not None:
+        if hasattr(self, "_held"):
             self.close()
 
     @contextmanager

@@ -254,3 +254,49 @@ def test_a_scaler_of_losses_is_refused_and_one_that_is_switched_off_is_not(unsca
         off.step(optimizer)
         off.update()
     assert engine.steps_released == 6
+
+
+class Twice(torch.optim.SGD):
+    """Steps of half the length, two of them, by ``super``."""
+
+    def step(self, closure=None):
+        super().step()
+        return super().step()
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+def test_a_subclass_may_call_the_step_of_its_base(mode):
+    """Torch calls the hooks of both."""
+    found = []
+    for kind, rate in ((Twice, 0.05), (torch.optim.SGD, 0.1)):
+        net, engine = model(), PrivacyEngine(key=KEY)
+        optimizer = kind(net.parameters(), lr=rate)
+        train(*private(engine, net=net, optimizer=optimizer, grad_sample_mode=mode), steps=18)
+        assert engine.steps_taken == 18
+        found.append(weights(net))
+    assert torch.allclose(*found, rtol=0, atol=1e-5)
+
+
+class Interrupted(torch.optim.SGD):
+    def step(self, closure=None):
+        if self.interrupts:
+            raise KeyboardInterrupt
+        return super().step()
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+def test_an_interrupted_step_allows_no_other(mode):
+    net, engine = model(), PrivacyEngine(key=KEY)
+    inner = Interrupted(net.parameters(), lr=0.1)
+    inner.interrupts = True
+    net, optimizer, batches = private(engine, net=net, optimizer=inner, grad_sample_mode=mode)
+    with pytest.raises(KeyboardInterrupt):
+        train(net, optimizer, batches, steps=1)
+    assert engine.steps_taken == 1
+    before, inner.interrupts = weights(net), False
+    for step in (inner.step, optimizer.step):
+        with pytest.raises(ValueError, match=r"optimizer.step\(\)|Gradients haven't been cleared"):
+            step()
+    assert torch.equal(weights(net), before)
+    train(net, optimizer, batches, steps=2)
+    assert engine.steps_taken == 3

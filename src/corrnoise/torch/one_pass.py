@@ -104,6 +104,8 @@ class OnePassSums:
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
             self.check_open()
+            if owners.inside(optimizer):
+                return None
             _refuse_scaler(optimizer)
             found = None
             closure = args[1] if len(args) > 1 else kwargs.get("closure")  # after the optimizer

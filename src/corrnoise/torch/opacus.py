@@ -272,7 +272,7 @@ class OpacusSums:
         self._calls.forget()
         self._handing = True
 
-    def _own_step(self, *_: Any) -> None:
+    def _own_step(self, optimizer: Any, *_: Any) -> None:
         """Before each step of the user's optimizer.
 
         Raises:
@@ -281,6 +281,8 @@ class OpacusSums:
         """
         if self._closed:
             raise ValueError(CLOSED)
+        if owners.inside(optimizer):
+            return
         if not self._handing:
             self.drop()
             raise ValueError(

@@ -6,6 +6,7 @@ clipping, so that its steps would either break the guarantee or do nothing.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
@@ -22,6 +23,8 @@ _private: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that have had 
 _running: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that own all that they hold
 _stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those whose step was allowed, and runs
 _watched: list[Any] = []  # the hooks, once there is a run
+# What torch puts around the ``step`` of every class, and calls the hooks in.
+_AROUND: Any = Optimizer.profile_hook_step(lambda _: None).__code__
 
 
 def check_new(optimizer: Optimizer) -> None:
@@ -65,6 +68,23 @@ def stops(optimizer: Optimizer) -> None:
     _stepping.discard(optimizer)
 
 
+def inside(optimizer: Optimizer) -> bool:
+    """Whether this step runs inside one of the same optimizer that was allowed.
+
+    Torch calls the hooks of an optimizer once more where the ``step`` of a subclass calls
+    ``super().step()``. The stack tells that from a step that follows one that was interrupted.
+    """
+    return optimizer in _stepping and _depth(optimizer) > 1
+
+
+def _depth(optimizer: Optimizer) -> int:
+    """How many steps of an optimizer are running, one inside the other."""
+    frame, found = sys._getframe(), 0  # pyright: ignore[reportPrivateUsage]
+    while frame := frame.f_back:
+        found += frame.f_code is _AROUND and frame.f_locals["args"][0] is optimizer
+    return found
+
+
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if optimizer in _running:
         return
@@ -81,4 +101,5 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    stops(optimizer)
+    if not inside(optimizer):
+        stops(optimizer)

@@ -17,7 +17,7 @@ from training import KEY, loader, model, private, weights
 
 import corrnoise as cn
 from corrnoise.noise import Key
-from corrnoise.torch import PrivacyEngine
+from corrnoise.torch import PrivacyEngine, opacus
 
 MODES = ("hooks", "ghost")
 PHYSICAL = 3
@@ -263,6 +263,38 @@ def test_a_sum_that_is_longer_than_clipping_allows_is_refused(mode):
             optimizer.step()
         break
     assert engine.steps_released == 0
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
+@pytest.mark.parametrize("at", range(8))
+def test_a_piece_that_was_added_in_part_cannot_be_added_again(monkeypatch, error, at):
+    """As by a loop that catches an error of memory and takes the same rows once more."""
+    engine, net, optimizer, criterion, batches = start("hooks")
+    clipped, calls = opacus.clipped_sum, iter(range(10**6))
+
+    def fails_once(*given):
+        if next(calls) == at:
+            raise error
+        return clipped(*given)
+
+    monkeypatch.setattr(opacus, "clipped_sum", fails_once)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        criterion(net(x), y).backward()
+        optimizer.step()
+
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=PHYSICAL, optimizer=optimizer
+    ) as parts:
+        for x, y in parts:
+            with suppress(ValueError):  # the step of the last piece, and those of later batches
+                try:
+                    step(x, y)
+                except (KeyboardInterrupt, torch.OutOfMemoryError):
+                    step(x, y)
+    assert engine.steps_released == 0
+    loop((engine, net, optimizer, criterion, batches), 2)
 
 
 def test_a_plan_for_fewer_participations_than_the_batches_make_is_refused():

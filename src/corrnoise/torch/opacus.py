@@ -209,7 +209,7 @@ class OpacusSums:
         return [_summed(param) for param in self.params]
 
     def hand_over(self, grads: Sequence[torch.Tensor], batches: int = 1) -> None:
-        """Give the optimizer its noisy gradients, in its types.
+        """Give the optimizer its noisy gradients, in its types; the next batch begins.
 
         Opacus divides them itself, also by the number of backward passes, which are more than the
         batches where a batch was taken in slices.
@@ -266,9 +266,9 @@ class OpacusSums:
                 param.grad_sample = None  # type: ignore[attr-defined]
 
     def _handed_over(self) -> None:
-        for param in self.params:  # else the next batch would be added to this one
-            param.summed_grad = None  # type: ignore[attr-defined]
         self.examples = self.left_out = 0
+        for param in self.params:  # also where zero_grad is interrupted, or is not called
+            param.summed_grad = None  # type: ignore[attr-defined]
         self._calls.forget()
         self._handing = True
 
@@ -316,6 +316,17 @@ class OpacusSums:
         return self._prepare(*given, **named)
 
     def _clip_and_accumulate(self) -> None:
+        """Add what the last backward pass left to the sums, all of it or nothing.
+
+        Where a part was added, as when memory ends, the loop must not add the same rows once more.
+        """
+        try:
+            self._accumulate()
+        except BaseException:
+            self.drop()
+            raise
+
+    def _accumulate(self) -> None:
         self._leave_out()
         grads: list[torch.Tensor] = self._optimizer.grad_samples
         kinds = {part.dtype for part in (*grads, *self.params)}
@@ -325,7 +336,6 @@ class OpacusSums:
             self._clip_here(grads)
         self.examples += len(grads[0])
         if self._exact and self.examples > MOST_EXAMPLES:
-            self.drop()
             raise ValueError(
                 f"a batch must have at most {MOST_EXAMPLES} examples in secure_mode, got more, "
                 "whose sum float64 would round: nothing was released. Use smaller batches"

@@ -141,13 +141,13 @@ class Clipper:
         try:
             with torch.no_grad(), torch.autocast(self.flat.device.type, enabled=False):
                 self._add(calls, count)
-        except BaseException:
+            if self.real is None:
+                self.examples += count
+        except BaseException:  # sums and count must agree
             self.drop()
             raise
         finally:
             self.recorder.paused = False
-        if self.real is None:
-            self.examples += count
 
     def sums(self) -> list[Tensor]:
         """The sums of the batch so far, one for each parameter: views of ``flat``."""

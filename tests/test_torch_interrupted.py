@@ -414,3 +414,20 @@ def step(net, optimizer, x, y):
 
 def interrupt(*_):
     raise KeyboardInterrupt
+
+
+def test_a_look_at_the_model_that_is_interrupted_does_not_end_the_run():
+    """Ctrl-C may come just before the block that would go back to recording."""
+    engine, net, optimizer, batches = start_one_pass()
+    pair = next(iter(batches))
+    engine._setup.step.sums.clipper.recorder.paused = True
+    with pytest.raises(ValueError, match="it got a gradient outside of it"):
+        step(net, optimizer, *pair)
+    step(net, optimizer, *pair)
+    for pair in batches:
+        step(net, optimizer, *pair)
+    whole, other, optimizer, batches = start_one_pass()
+    for pair in batches:
+        step(other, optimizer, *pair)
+    assert engine.steps_taken == whole.steps_taken == 6
+    assert torch.equal(weights(net), weights(other))

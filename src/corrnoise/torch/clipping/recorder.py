@@ -225,7 +225,7 @@ class Recorder:
             if away:
                 layer.come_back(away[0])
                 away.clear()
-        self._inside = False
+        self._inside = self.paused = False
 
     def close(self) -> None:
         """Leave the model alone from now on."""

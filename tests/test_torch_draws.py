@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 
@@ -228,3 +229,30 @@ def test_a_captured_step_draws_from_the_key_anew_and_the_same_when_resumed(devic
     assert len(set(still)) == STEPS
     other, _ = whole("other", lr=0.0)
     assert not set(still) & set(other)
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+def test_a_batch_that_is_taken_once_more_draws_the_same(monkeypatch, mode):
+    """After Ctrl-C or a refusal in a step: not from the seed that everyone may know."""
+
+    def taken(*, interrupted):
+        net, engine = model(dropout=0.5), PrivacyEngine(key=KEY)
+        net, optimizer, batches = private(engine, net=net, grad_sample_mode=mode)
+        record, left = engine._setup.step.ledger.record, [KeyboardInterrupt] * interrupted
+
+        def interrupts(step, digest):
+            if left:
+                raise left.pop()
+            record(step, digest)
+
+        monkeypatch.setattr(engine._setup.step.ledger, "record", interrupts)
+        for x, y in batches:
+            for _ in range(1 + len(left)):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(x), y).backward()
+                with contextlib.suppress(KeyboardInterrupt):
+                    optimizer.step()
+        assert engine.steps_taken == 6
+        return weights(net)
+
+    assert torch.equal(taken(interrupted=True), taken(interrupted=False))

@@ -46,6 +46,11 @@ class StepDraws:
         """The next batch begins its step, also one that had begun before."""
         self._step = None
 
+    def again(self) -> None:
+        """The step was not taken, and the loop may take its batch once more, from the key too."""
+        if self._step is not None:
+            self._seed(self._key)
+
     def end(self) -> None:
         """What comes now does not depend on the examples of the step."""
         if self._step is not None:

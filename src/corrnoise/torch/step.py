@@ -159,9 +159,9 @@ class PrivateStep:
             self._sampler.next_step = self._take(self.taken)
         except BaseException:
             self.sums.drop()
+            self._draws.again()
             raise
-        finally:
-            self._draws.end()
+        self._draws.end()
 
     def _take(self, first: int) -> int:
         """Take the step of a batch, or of several that were added up; the step after it."""

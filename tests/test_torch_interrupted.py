@@ -431,3 +431,25 @@ def test_a_look_at_the_model_that_is_interrupted_does_not_end_the_run():
         step(other, optimizer, *pair)
     assert engine.steps_taken == whole.steps_taken == 6
     assert torch.equal(weights(net), weights(other))
+
+
+@pytest.mark.parametrize("mode", ["hooks", "one_pass"])
+def test_a_piece_that_is_taken_again_does_not_stand_for_another(mode):
+    """Batches of 9 in three pieces: the second one twice has as many examples as the last two."""
+    engine, net = PrivacyEngine(key=KEY), model()
+    data = loader(size=54, batch_size=9)
+    net, optimizer, batches = private(engine, net=net, data_loader=data, grad_sample_mode=mode)
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=PHYSICAL, optimizer=optimizer
+    ) as parts:
+        pairs = iter(parts)
+        step(net, optimizer, *next(pairs))
+        pair = next(pairs)
+        step(net, optimizer, *pair)
+        with pytest.raises(ValueError, match="every piece of a batch must be taken once"):
+            step(net, optimizer, *pair)
+    assert engine.steps_released == 0
+    loop((engine, net, optimizer, nn.CrossEntropyLoss(), batches), 2)
+    for pair in batches:
+        step(net, optimizer, *pair)
+    assert engine.steps_taken == 6

@@ -30,6 +30,12 @@ _LARGER = 1.2
 Split = Callable[[Iterable[list[int]]], Iterable[list[int]]]
 
 
+REPEATED = (
+    "every piece of a batch must be taken once, got one that the loader did not announce, as where "
+    "a loop takes the same rows again: nothing was released; begin a new loop over the data loader"
+)
+
+
 class _PhysicalBatches:
     """What Opacus's ``BatchSplittingSampler`` reads as the batch size of a ``BatchSampler``.
 
@@ -84,6 +90,7 @@ class StepSampler(BatchSampler):
         self._rank, self._world_size = rank, world_size
         self.delivered: int | None = None  # the step whose batch the loop has
         self.complete = True  # whether it has the last piece of it
+        self.signals = False  # whether the optimizer is told of each piece if more are to come
 
     def __len__(self) -> int:
         if self.largest is None:
@@ -221,6 +228,7 @@ class StepLoader(DataLoader[Any]):
         self._step_sampler, self._key, self._options = sampler, key, options
         self.device: torch.device | None = None
         self.source: DataLoader[Any] | None = None  # the user's, before make_private
+        self._signals = False
         self._orders, self._seeds = _Orders(sampler, split), torch.Generator()
         self._worker_loader: DataLoader[Any] | None = None
 
@@ -230,6 +238,7 @@ class StepLoader(DataLoader[Any]):
         return self._step_sampler.sample_rate
 
     def __iter__(self) -> Any:
+        self._step_sampler.signals = self._signals
         batches = super().__iter__() if self.num_workers == 0 else self._deliver()
         return batches if self.device is None else self._placed(batches)
 
@@ -241,7 +250,7 @@ class StepLoader(DataLoader[Any]):
     def in_parts(self, split: Split) -> StepLoader:
         """The same loader with physical batches; it too tells the sampler what the loop has."""
         found = StepLoader(self.dataset, self._step_sampler, self._key, split, **self._options)
-        found.device = self.device
+        found.device, found._signals = self.device, True
         return found
 
     def _placed(self, batches: Iterable[Any]) -> Iterator[Any]:

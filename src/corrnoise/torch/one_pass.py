@@ -19,7 +19,7 @@ from corrnoise.torch import owners
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.loss import check_loss
 from corrnoise.torch.clipping.recorder import CLOSED
-from corrnoise.torch.loader import StepSampler
+from corrnoise.torch.loader import REPEATED, StepSampler
 from corrnoise.torch.options import Options
 from corrnoise.torch.pinned import Pinned, check_params, mark
 from corrnoise.torch.placement import flattened, local, place, trained
@@ -201,6 +201,9 @@ class OnePassSums:
         """Whether more of the logical batch is to come."""
         if self._skip:
             return self._skip.pop(0)
+        if self._sampler.signals:
+            self.drop()
+            raise ValueError(REPEATED)
         return not self._sampler.complete
 
     def _starts(self) -> None:

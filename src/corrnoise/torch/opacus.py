@@ -33,6 +33,7 @@ from corrnoise.torch.clipping.loss import check_loss
 from corrnoise.torch.clipping.recorder import CALLED_TWICE, CLOSED
 from corrnoise.torch.finite import clear_, finite_rows, looks_free
 from corrnoise.torch.grid_sums import MOST_EXAMPLES, grid, grid_sum
+from corrnoise.torch.loader import REPEATED, StepSampler
 from corrnoise.torch.options import Options
 from corrnoise.torch.pinned import Pinned, check_params
 from corrnoise.torch.placement import place
@@ -158,10 +159,17 @@ class OpacusSums:
         placement: of the sums in the flat vector of all parameters.
     """
 
-    def __init__(self, wrapped: Wrapped, options: Options, *, distributed: bool = False) -> None:
+    def __init__(
+        self,
+        wrapped: Wrapped,
+        options: Options,
+        sampler: StepSampler,
+        *,
+        distributed: bool = False,
+    ) -> None:
         self.examples = 0
         self.left_out: torch.Tensor | int = 0
-        self._exact = options.exact
+        self._exact, self._sampler = options.exact, sampler
         self.placement = place(wrapped.params, distributed=distributed)
         self._wrapped, self._pinned = wrapped, Pinned.of(wrapped.optimizer)
         self.params, self.clip_norm = wrapped.params, options.clip_norm
@@ -312,6 +320,10 @@ class OpacusSums:
         if self._calls.twice:
             self.drop()
             raise ValueError(CALLED_TWICE)
+        queue: list[bool] = self._optimizer._step_skip_queue  # pyright: ignore[reportPrivateUsage]
+        if self._sampler.signals and not queue:
+            self.drop()
+            raise ValueError(REPEATED)
         self._check_used()
         return self._prepare(*given, **named)
 

@@ -143,7 +143,7 @@ def set_up(
         wrapped = opacus.wrap(module, optimizer, loader, plan, processes.world_size, options)
         returned, sums = (
             wrapped.returned,
-            opacus.OpacusSums(wrapped, options, distributed=processes.distributed),
+            opacus.OpacusSums(wrapped, options, sampler, distributed=processes.distributed),
         )
     mean = options.loss_reduction == "mean"
     scale = plan.noise_multiplier * options.clip_norm / (plan.divisor if mean else 1.0)

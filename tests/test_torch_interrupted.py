@@ -453,3 +453,29 @@ def test_a_piece_that_is_taken_again_does_not_stand_for_another(mode):
     for pair in batches:
         step(net, optimizer, *pair)
     assert engine.steps_taken == 6
+
+
+@pytest.mark.parametrize("mechanism", ["bisr", "blt"])
+def test_a_step_that_is_interrupted_after_its_noise_can_be_taken_again(monkeypatch, mechanism):
+    """Noise that keeps a state is past the step then."""
+    found = []
+    for left in ([KeyboardInterrupt], []):
+        engine, net = PrivacyEngine(key=KEY), model()
+        made = private(engine, net=net, mechanism=mechanism, grad_sample_mode="one_pass")
+        _, optimizer, batches = made
+        sums = engine._setup.step.sums
+
+        def interrupted(*given, left=left, engine=engine, hand_over=sums.hand_over):
+            if left and engine.steps_taken == 2:
+                raise left.pop()
+            hand_over(*given)
+
+        monkeypatch.setattr(sums, "hand_over", interrupted)
+        with suppress(KeyboardInterrupt):
+            for pair in batches:
+                step(net, optimizer, *pair)
+        for pair in batches if engine.steps_taken < 6 else ():
+            step(net, optimizer, *pair)
+        assert engine.steps_taken == 6
+        found.append(weights(net))
+    assert torch.equal(*found)

@@ -186,9 +186,13 @@ class PrivateStep:
             return step + 1
         grads = [grad if local(grad).is_contiguous() else grad.contiguous() for grad in grads]
         targets, offsets = self._placement.targets(grads)
-        if targets and self._scale:
-            self._noise.add_(targets, step, self._scale, offsets)
-        self.sums.hand_over(grads, step - first + 1)
+        try:
+            if targets and self._scale:
+                self._noise.add_(targets, step, self._scale, offsets)
+            self.sums.hand_over(grads, step - first + 1)
+        except BaseException:  # noise that keeps a state may be past this step, or half-way
+            self._noise.seek(step)
+            raise
         return step + 1
 
     def _last(self, first: int) -> int:

@@ -23,6 +23,7 @@ from torch.utils.data import (
 from training import KEY, dataset, loader, model, private, train, weights
 
 import corrnoise as cn
+from corrnoise.noise import Key
 from corrnoise.torch import PrivacyEngine
 from corrnoise.torch.plans import Request
 
@@ -296,6 +297,34 @@ def test_the_optimizer_of_a_wrapper_had_a_run_too():
     for again in (inside, optimizer):
         with pytest.raises(ValueError, match=r"a new one for each run.*ε of both runs"):
             started(net=net, optimizer=again, grad_sample_mode="hooks")
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_run_on_the_weights_of_an_earlier_one_warns(mode, closed):
+    def begin(net, key):
+        engine = PrivacyEngine(key=key)
+        return engine, *private(engine, net=net, grad_sample_mode=mode)
+
+    net, first, second = model(), Key.generate(), Key.generate()
+    start = net.state_dict()
+    start = {name: value.clone() for name, value in start.items()}
+    begin(net, first)[0].close()
+    engine, made, optimizer, batches = begin(net, second)  # the first took no step
+    train(made, optimizer, batches, steps=2)
+    if closed:
+        engine.close()
+    elif mode == "hooks":
+        with pytest.raises(ValueError, match=r"call close\(\) of the engine before"):
+            begin(net, first)
+        engine.close()
+    del optimizer, made
+    with pytest.warns(UserWarning, match="the weights of an earlier run of this process") as told:
+        begin(net, first)[0].close()
+    assert told[0].filename.endswith("training.py")  # where make_private was called
+    begin(net, second)[0].close()  # the same run once more
+    net.load_state_dict(start)
+    begin(net, first)
 
 
 def test_questions_before_make_private_are_refused():

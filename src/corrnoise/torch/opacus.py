@@ -443,6 +443,16 @@ def wrap(
     return Wrapped(returned, private)
 
 
+def check_free(module: nn.Module) -> None:
+    """Raise if a model has the hooks of a run that was not closed."""
+    inside = getattr(module, "_module", module)
+    if hasattr(inside, "autograd_grad_sample_hooks"):
+        raise ValueError(
+            "module must be of no other run in Opacus's modes, got one whose hooks are still there; "
+            "call close() of the engine before, or make the model again"
+        )
+
+
 def is_valid(module: nn.Module) -> bool:
     """Whether Opacus can take gradients of single examples through the module."""
     return ModuleValidator.is_valid(module)

@@ -7,6 +7,7 @@ clipping, so that its steps would either break the guarantee or do nothing.
 from __future__ import annotations
 
 import sys
+import warnings
 import weakref
 from typing import Any
 
@@ -19,12 +20,20 @@ from torch.optim.optimizer import (
 from torch.utils.weak import WeakIdKeyDictionary
 
 _owners: Any = WeakIdKeyDictionary()  # of each parameter: a weak reference to its optimizer
-_private: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that have had a run
+# Those that have had a run, with the fingerprint of its key.
+_private: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
+# Of the first parameter that a run trained: its version after the last step, and that fingerprint.
+_trained: Any = WeakIdKeyDictionary()
 _running: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those that own all that they hold
 _stepping: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # those whose step was allowed, and runs
 _watched: list[Any] = []  # the hooks, once there is a run
 # What torch puts around the ``step`` of every class, and calls the hooks in.
 _AROUND: Any = Optimizer.profile_hook_step(lambda _: None).__code__
+_KEPT = (
+    "the model has the weights of an earlier run of this process, and the ε of this run counts what "
+    "this run releases alone: make the model again, as a cell of a notebook must that is run once "
+    "more, or add the ε and δ of both runs"
+)
 
 
 def check_new(optimizer: Optimizer) -> None:
@@ -38,16 +47,27 @@ def check_new(optimizer: Optimizer) -> None:
         )
 
 
-def own(module: nn.Module, optimizer: Optimizer) -> None:
-    """From now on no other optimizer may take a step of a module's parameters, frozen ones too."""
+def own(module: nn.Module, optimizer: Optimizer, fingerprint: str) -> None:
+    """From now on no other optimizer may take a step of a module's parameters, frozen ones too.
+
+    Warns where the module has the weights that another run of this process has left.
+
+    Args:
+        module: the model.
+        optimizer: of the run.
+        fingerprint: of its key.
+    """
     if not _watched:
         _watched.append(register_optimizer_step_pre_hook(_before))
         _watched.append(register_optimizer_step_post_hook(_after))
     for param in module.parameters():
+        version, key = _trained.get(param, (None, fingerprint))
+        if version == param._version and key != fingerprint:  # and nobody has set them since
+            warnings.warn(_KEPT, stacklevel=5)
         if param in _owners and (before := _owners[param]()) is not None:
             _running.discard(before)
         _owners[param] = weakref.ref(optimizer)
-    _private.add(optimizer)
+    _private[optimizer] = fingerprint
     _running.add(optimizer)
 
 
@@ -101,5 +121,10 @@ def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if not inside(optimizer):
-        stops(optimizer)
+    if inside(optimizer):
+        return
+    stops(optimizer)
+    if optimizer in _private:
+        params = (param for group in optimizer.param_groups for param in group["params"])
+        if (first := next((param for param in params if param.requires_grad), None)) is not None:
+            _trained[first] = first._version, _private[optimizer]

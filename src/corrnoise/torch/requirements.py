@@ -49,6 +49,7 @@ def check(module: nn.Module, optimizer: Optimizer, processes: Processes, options
         )
     if options.grad_sample_mode != OWN:
         opacus.validate(module)
+        opacus.check_free(module)
         check_precision(
             params,
             distributed=processes.distributed,

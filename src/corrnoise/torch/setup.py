@@ -186,7 +186,7 @@ def set_up(
     )
     sums.attach(step)
     check_inputs(module)
-    owners.own(module, optimizer)
+    owners.own(module, optimizer, secret.fingerprint)
     setup = Setup(
         plan,
         secret,

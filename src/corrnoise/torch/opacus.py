@@ -448,8 +448,8 @@ def check_free(module: nn.Module) -> None:
     inside = getattr(module, "_module", module)
     if hasattr(inside, "autograd_grad_sample_hooks"):
         raise ValueError(
-            "module must be of no other run in Opacus's modes, got one whose hooks are still there; "
-            "call close() of the engine before, or make the model again"
+            "module must be of no other run in Opacus's modes, got one whose hooks are still "
+            "there; call close() of the engine before, or make the model again"
         )
 
 

@@ -30,9 +30,9 @@ _watched: list[Any] = []  # the hooks, once there is a run
 # What torch puts around the ``step`` of every class, and calls the hooks in.
 _AROUND: Any = Optimizer.profile_hook_step(lambda _: None).__code__
 _KEPT = (
-    "the model has the weights of an earlier run of this process, and the ε of this run counts what "
-    "this run releases alone: make the model again, as a cell of a notebook must that is run once "
-    "more, or add the ε and δ of both runs"
+    "the model has the weights of an earlier run of this process, and the ε of this run counts "
+    "this run alone: make the model again, also where a cell of a notebook runs once more, or add "
+    "the ε and δ of both runs"
 )
 
 

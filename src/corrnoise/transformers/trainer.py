@@ -18,12 +18,12 @@ from transformers.trainer_utils import TrainOutput
 from corrnoise import samplings
 from corrnoise.noise import Key
 from corrnoise.planning import Plan
-from corrnoise.planning import plan as best_plan
 from corrnoise.samplings import Sampling
-from corrnoise.torch import Adam, AdamW, PrivacyEngine, checkpoint, workload_of
+from corrnoise.torch import Adam, AdamW, PrivacyEngine, checkpoint
 from corrnoise.transformers import losses
 from corrnoise.transformers.batches import LogicalBatches
 from corrnoise.transformers.begun import Begun, begun
+from corrnoise.transformers.budget import Budget
 from corrnoise.transformers.files import STATE, last_checkpoint, write_beside
 from corrnoise.transformers.refusals import OneRowEach, check_arguments, check_model
 
@@ -85,12 +85,7 @@ class Trainer(transformers.Trainer):
         log_training_loss: bool = False,
         **options: Any,
     ) -> None:
-        if (target_epsilon is None or target_delta is None) == (plan is None):
-            raise ValueError(
-                "give the budget, target_epsilon and target_delta, or a plan; got "
-                f"target_epsilon={target_epsilon}, target_delta={target_delta} and "
-                f"{'a' if plan is not None else 'no'} plan"
-            )
+        self._budget = Budget(target_epsilon, target_delta, plan, mechanism, num_bands, sampling)
         args = transformers.TrainingArguments("tmp_trainer") if args is None else copy.copy(args)
         check_arguments(args)
         self._accumulated = int(args.gradient_accumulation_steps)
@@ -98,9 +93,6 @@ class Trainer(transformers.Trainer):
         # and the run's own loader goes on where the run stands.
         args.gradient_accumulation_steps = 1
         args.ignore_data_skip = True
-        self._target = (target_epsilon, target_delta)
-        self._plan, self._mechanism, self._num_bands = plan, mechanism, num_bands
-        self._sampling = sampling
         self._publishes: Literal["steps", "checkpoints"] = publishes
         self._folder = folder = Path(args.output_dir).absolute()
         self._key = folder.with_name(folder.name + ".key") if key is None else key
@@ -285,10 +277,14 @@ class Trainer(transformers.Trainer):
         """Start the run, when the loop is about to begin: model and optimizer are ready."""
         assert self._batches is not None
         plain, model = self._batches.plain, cast(nn.Module, self.model_wrapped)
-        if self._plan is not None:
-            self._check_plan(self._plan, plain)
+        num_steps = int(self.state.max_steps)
+        self._budget.check(plain, num_steps, self._accumulated)
         if self._begun is not None:
-            self._begun.check(**self._wanted(plain))
+            self._begun.check(
+                **self._budget.fields(plain, num_steps),
+                max_grad_norm=self.args.max_grad_norm,
+                publishes=self._publishes,
+            )
         check_model(self.model)
         self._check_loss(model, plain)
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)
@@ -300,7 +296,7 @@ class Trainer(transformers.Trainer):
             optimizer=optimizer,
             data_loader=plain,
             max_grad_norm=self.args.max_grad_norm,
-            plan=self._planned(plain, optimizer, state),
+            plan=self._budget.planned(plain, num_steps, optimizer, state),
             grad_sample_mode="one_pass",
             max_physical_batch_size=self.args.per_device_train_batch_size,
         )
@@ -308,87 +304,6 @@ class Trainer(transformers.Trainer):
         vars(self.accelerator)["backward"] = self._backward
         if state is not None:
             engine.load_state_dict(state)
-
-    def _check_plan(self, plan: Plan, plain: DataLoader[Any]) -> None:
-        """Raise unless the arguments are those of a plan that was given."""
-        size, num_steps = len(plain.dataset), int(self.state.max_steps)  # type: ignore[arg-type]
-        if size != plan.num_examples:
-            raise ValueError(
-                f"train_dataset must have the plan's {plan.num_examples} examples, got {size}; "
-                "restore it or make the plan again"
-            )
-        if len(plain) != plan.participation.min_sep:
-            physical, pieces = self.args.per_device_train_batch_size, self._accumulated
-            raise ValueError(
-                "per_device_train_batch_size * gradient_accumulation_steps must be "
-                f"{plan.batch_size}, the plan's batch size, got {physical} * {pieces} = "
-                f"{physical * pieces}; change them or make the plan again"
-            )
-        if num_steps > plan.num_steps:
-            raise ValueError(
-                f"the run must not be longer than its plan, {plan.num_steps} steps, got "
-                f"{num_steps} by num_train_epochs or max_steps"
-            )
-
-    def _wanted(self, plain: DataLoader[Any]) -> dict[str, Any]:
-        """What is known of a run before it is planned: fields of its plan and of its header."""
-        plan, size = self._plan, len(plain.dataset)  # type: ignore[arg-type]
-        known: dict[str, Any] = {
-            "epsilon": self._target[0],
-            "delta": self._target[1],
-            "num_steps": int(self.state.max_steps),
-            "num_examples": size,
-            "batch_size": min(plain.batch_size or 1, size),
-        }
-        if plan is not None:
-            known = {name: getattr(plan, name) for name in known}
-        own = {"max_grad_norm": self.args.max_grad_norm, "publishes": self._publishes}
-        return {**known, **own}
-
-    def _planned(
-        self, plain: DataLoader[Any], optimizer: Any, state: Mapping[str, Any] | None
-    ) -> Plan:
-        """The plan that was given, that of the run that is resumed, or the planner's."""
-        num_steps = int(self.state.max_steps)
-        if self._plan is not None:
-            return self._plan
-        epsilon, delta = self._target
-        assert epsilon is not None
-        assert delta is not None
-        if state is not None:
-            found = Plan.from_json(state["header"]["plan"])
-            if (found.epsilon, found.delta, found.num_steps) != (epsilon, delta, num_steps):
-                raise ValueError(
-                    f"a resumed run must keep its budget and length, ({found.epsilon:g}, "
-                    f"{found.delta:g}) for {found.num_steps} steps, got ({epsilon:g}, {delta:g}) "
-                    f"for {num_steps}; restore them, or begin a new run in a new output_dir"
-                )
-            return found
-        if num_steps < len(plain):
-            raise ValueError(
-                f"max_steps must be at least one epoch, {len(plain)} steps, got {num_steps}: the "
-                "batches of a plan go through all examples; for a quick look take fewer of them, "
-                "train_dataset.select(range(100))"
-            )
-        workload = workload_of(optimizer, num_steps)
-        if workload.momentum is None or workload.decay is None:
-            raise ValueError(
-                f"the optimizer must be Adam's kind or SGD without Nesterov momentum for a plan by "
-                f"budget, got {type(optimizer).__name__}; pass plan="
-            )
-        return best_plan(
-            num_examples=len(plain.dataset),  # type: ignore[arg-type]
-            batch_size=min(plain.batch_size or 1, len(plain.dataset)),  # type: ignore[arg-type]
-            num_steps=num_steps,
-            epsilon=epsilon,
-            delta=delta,
-            momentum=workload.momentum,
-            decay=workload.decay,
-            sampling=self._sampling,
-            mechanisms=None if self._mechanism == "best" else [self._mechanism],
-            num_bands=self._num_bands,
-            progress=True,
-        )
 
     def _check_loss(self, model: nn.Module, plain: DataLoader[Any]) -> None:
         """Raise unless the loss treats the examples of a batch apart, with padding too."""

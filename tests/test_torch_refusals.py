@@ -327,6 +327,26 @@ def test_a_run_on_the_weights_of_an_earlier_one_warns(mode, closed):
     begin(net, first)
 
 
+class Texts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x.unflatten(1, (2, 6))).mean(1))
+
+
+def test_attention_that_draws_is_refused_before_anything_is_priced():
+    with pytest.raises(ValueError, match=r"got 0.1 in 'layer.self_attn'; .*get_compatible_module"):
+        started(net=Texts(), plan="looked at later")
+    started(net=Texts().eval())
+    net = PrivacyEngine.get_compatible_module(Texts())
+    engine, net, optimizer, batches = started(net=net)
+    train(net, optimizer, batches, steps=2)
+    assert engine.steps_taken == 2
+
+
 def test_questions_before_make_private_are_refused():
     for ask in (lambda e: e.plan, lambda e: e.get_epsilon(1e-5), lambda e: e.state_dict()):
         with pytest.raises(ValueError, match="make_private must come first"):

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from corrnoise.noise.backends.torch_targets import DTYPES
 from corrnoise.torch import opacus, owners
+from corrnoise.torch.clipping.fallback import ATTENTION
 from corrnoise.torch.clipping.hook import Hook
 from corrnoise.torch.modes import OWN
 from corrnoise.torch.options import Options
@@ -47,7 +48,9 @@ def check(module: nn.Module, optimizer: Optimizer, processes: Processes, options
             f"trained parameters must be float32, bfloat16 or float16, got {', '.join(wide)}; "
             "noise is made in float32: convert the model"
         )
-    if options.grad_sample_mode != OWN:
+    if options.grad_sample_mode == OWN:
+        _check_attention(module)
+    else:
         opacus.validate(module)
         opacus.check_free(module)
         check_precision(
@@ -92,6 +95,17 @@ def _check_embeddings(module: nn.Module) -> None:
             raise ValueError(
                 f"an embedding must not have scale_grad_by_freq, got it in {name!r}: gradients "
                 "would be divided by how often all examples of a batch have a token; drop it"
+            )
+
+
+def _check_attention(module: nn.Module) -> None:
+    """Raise if torch's attention draws: it runs once more for each example, and would draw anew."""
+    for name, part in module.named_modules():
+        draws = isinstance(part, nn.MultiheadAttention) and part.training and part.dropout
+        if draws and any(param.requires_grad for param in part.parameters(recurse=False)):
+            raise ValueError(
+                f"torch's MultiheadAttention must have no dropout, got {draws:g} in {name!r}; "
+                f"{ATTENTION}, or set its dropout to 0"
             )
 
 

@@ -20,7 +20,7 @@ _SAME, _ROUNDED = 1e-2, 5e-2  # in float32, and in half precision
 
 # What helps a layer that draws random numbers, and torch's attention.
 _OTHERS = "move the parameters into a module of their own that draws nothing"
-_ATTENTION = (
+ATTENTION = (
     "let PrivacyEngine.get_compatible_module(model), called before the optimizer is made, put "
     "Opacus's DPMultiheadAttention in its place, which keeps the dropout"
 )
@@ -101,7 +101,7 @@ def contribute(
         far = torch.linalg.vector_norm((before - after).float())
         if not far <= share * torch.linalg.vector_norm(before.float()) + 1e-6:
             layer = f"the layer {name!r}" if name else "the model"
-            remedy = _ATTENTION if isinstance(module, nn.MultiheadAttention) else _OTHERS
+            remedy = ATTENTION if isinstance(module, nn.MultiheadAttention) else _OTHERS
             raise ValueError(
                 f"{layer} ({type(module).__name__}), which holds parameters itself, must give each "
                 "example the same output when it is run again for that example alone, but it does "

@@ -64,10 +64,10 @@ def test_trainers_train(name, tmp_path, monkeypatch):
     same_noise(monkeypatch)  # of twelve keys ten gave over 0.9, and of others one gave 0.67
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     if name.endswith("corrnoise"):  # the planner's search takes seconds, and is tested elsewhere
-        trainer = importlib.import_module("corrnoise.transformers.trainer")
+        budget = importlib.import_module("corrnoise.transformers.budget")
         one = {"mechanisms": ["bisr"], "num_bands": 4}
-        plan = trainer.best_plan
-        monkeypatch.setattr(trainer, "best_plan", lambda **given: plan(**{**given, **one}))
+        plan = budget.best_plan
+        monkeypatch.setattr(budget, "best_plan", lambda **given: plan(**{**given, **one}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         accuracy = load(name).main(epochs=2, folder=str(tmp_path / "reviews"))

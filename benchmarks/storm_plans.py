@@ -95,12 +95,20 @@ def _true(plan: Plan, honest_plan: Plan) -> bool:
         and now.noise_multiplier >= before.noise_multiplier * least
         and now.epsilon >= before.epsilon * least
         and now.delta >= before.delta * least
-        and now.failure_probability >= before.failure_probability * least
+        and now.failure_probability >= _failure_probability(honest_plan) * least
     ):
         return True
     sensitivity = now.mechanism.sensitivity(now.participation).value
     spent = gaussian.delta(now.epsilon, sensitivity / now.noise_multiplier)
     return spent <= now.delta * (1.0 + 1e-8)
+
+
+def _failure_probability(plan: Plan) -> float:
+    """That of the plan's certificates, which may be less than the planner was allowed."""
+    if plan.calibration.estimate is None:
+        return plan.calibration.failure_probability
+    certified = sum(each.kind == "certified" for each in plan.alternatives)
+    return plan.calibration.estimate.whole_failure_probability * max(certified, 1)
 
 
 def _changed(text: str, how: str, dice: random.Random) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import html
 import importlib.util
@@ -163,6 +164,26 @@ def test_a_wrong_session_is_found():
 def test_a_wrong_command_is_found(text, reason, capsys):
     with pytest.raises(AssertionError, match=reason):
         run_console(text, capsys, "page")
+
+
+def messages():
+    """Every text of the source, without what is put into it when it is printed."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "\0"
+                              for part in node.values)  # fmt: skip
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_messages_that_troubleshooting_quotes_are_those_of_the_source():
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    symptoms = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| ")]
+    quoted = [part for cell in symptoms for part in re.findall("`([^`]+)`", cell) if " " in part]
+    assert len(quoted) > 30
+    said = "\n".join(messages())
+    assert [part for part in quoted if part not in said] == []
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ def table(found: dict[str, Any]) -> str:
             *(f"{memory[v] / memory['plain']:.2f}" if v in memory else "failed" for v in both),
         ])  # fmt: skip
     headings = [
-        "model", "plain, ms", "Opacus, best", "ours", "ours, captured", "goal", "", "memory, ours",
-        "memory, captured",
+        "model", "plain, ms", "Opacus, best", "ours", "ours, captured", "goal", "result",
+        "memory, ours", "memory, captured",
     ]  # fmt: skip
     return _tables.markdown(headings, rows)

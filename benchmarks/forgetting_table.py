@@ -41,5 +41,5 @@ def about(found: dict[str, Any]) -> str:
     )
     return (
         f"50,000 examples, batches of {found['batch']:,}, momentum {found['momentum']:g}, "
-        f"δ = {found['delta']:g}. Told nothing, the planner takes: {chosen}."
+        f"δ = {found['delta']:g}. Without a stated memory the planner chooses: {chosen}."
     )

@@ -34,6 +34,6 @@ def table(found: dict[str, Any]) -> str:
 def about(found: dict[str, Any]) -> str:
     """Where the numbers come from."""
     return (
-        f"Time of the planner on {found['cores']} cores, which had nothing else to do, or "
-        f"{found['busy']} busy processes. {found['date']}."
+        f"Time of the planner on {found['cores']} idle cores, and beside {found['busy']} busy "
+        f"processes. {found['date']}."
     )

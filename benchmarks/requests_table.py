@@ -31,7 +31,7 @@ def about(found: dict[str, Any]) -> str:
     rows = found["rows"]
     same = sum(row["chosen"] == row["least"] for row in rows)
     return (
-        f"In {same} of {len(rows)} requests the plan's choice is the best of what was priced; its "
-        f"error is at most {100 * max(row['excess'] for row in rows):.2f} % above the least one, "
-        f"which is drawn anew. {found['date']}."
+        f"In {same} of {len(rows)} requests the plan's choice is the best alternative that was "
+        f"priced. Its error is at most {100 * max(row['excess'] for row in rows):.2f} % above the "
+        f"smallest error, which was computed with new draws. {found['date']}."
     )

@@ -598,6 +598,69 @@ class TestPadding:
             assert torch.allclose(10 * param.grad, total, atol=1e-5)
 
 
+class Scaled(nn.Module):
+    """A layer that also needs what is no positional tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.power = nn.Parameter(torch.ones(12)), 1.0
+
+    def forward(self, x, scale=1.0):
+        return (x * scale).abs() ** self.power * self.weight
+
+
+class Beyond(nn.Module):
+    """Uses its layers in a way that hooks on them do not see."""
+
+    def __init__(self, use):
+        super().__init__()
+        torch.manual_seed(0)
+        self.use, self.layer, self.out = use, Scaled(), nn.Linear(12, 12)
+
+    def forward(self, x):
+        return self.use(self, x)[:, :2]
+
+
+def cooled(part, x):
+    part.layer.power = 2.0
+    return part.out(part.layer(x))
+
+
+class TestSums:
+    @pytest.mark.parametrize("mode", ["hooks", "functorch"])
+    @pytest.mark.parametrize(
+        ("use", "name"),
+        [
+            (lambda part, x: part.out(part.layer(x, scale=3.0)), "layer.weight"),
+            (cooled, "layer.weight"),
+            (lambda part, x: nn.functional.linear(part.out(x), part.out.weight), "out.weight"),
+            (lambda part, x: part.out(x) * part.out.bias.exp(), "out.bias"),
+        ],
+        ids=["keyword", "attribute", "weight", "bias"],
+    )
+    def test_gradients_that_hooks_do_not_see_are_refused(self, use, name, mode):
+        """Opacus trained on other gradients than those of the loss."""
+        net = Beyond(use)
+        net.layer.requires_grad_(name.startswith("layer"))
+        engine, net, optimizer, batches = started(
+            PrivacyEngine(key=KEY, secure_mode=mode == "hooks"), net=net, grad_sample_mode=mode
+        )
+        before = weights(net)
+        x, y = next(iter(batches))
+        CRITERION(net(x), y).backward()
+        with pytest.raises(ValueError, match=rf"must add up to torch's .* for '{name}' do not"):
+            optimizer.step()
+        assert engine.steps_taken == 0
+        assert weights(net).equal(before)
+
+    def test_the_first_batches_are_looked_at(self):
+        _, net, optimizer, batches = started(grad_sample_mode="hooks", loss_reduction="sum")
+        train(net, optimizer, batches, steps=2, criterion=nn.CrossEntropyLoss(reduction="sum"))
+        assert all(param._backward_hooks for param in net.parameters())
+        train(net, optimizer, batches, steps=1, criterion=nn.CrossEntropyLoss(reduction="sum"))
+        assert not any(param._backward_hooks for param in net.parameters())
+
+
 class TestErrors:
     @pytest.mark.parametrize("mode", ["hooks", "functorch"])
     def test_a_parameter_that_is_not_used_is_named(self, mode):

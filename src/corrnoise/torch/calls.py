@@ -74,6 +74,11 @@ class ModelCalls:
             called.register_forward_hook(Hook(self._ends), always_call=True),
         ]
 
+    @property
+    def number(self) -> int:
+        """Of the latest call of the model in training, or -1 while it is looked at."""
+        return -1 if self._looking else self._number
+
     def forget(self) -> None:
         """A step ends, or begins again."""
         self.twice = False

@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
 from corrnoise.torch import owners
+from corrnoise.torch.added_up import AddedUp
 from corrnoise.torch.calls import ModelCalls
 from corrnoise.torch.clipping.loss import check_loss
 from corrnoise.torch.clipping.recorder import CALLED_TWICE, CLOSED
@@ -191,6 +192,10 @@ class OpacusSums:
             batch_first=options.batch_first,
             mean=self._mean,
         )
+        known = self._mode in ("hooks", "functorch")  # where autograd has gradients too
+        self._added_up = AddedUp(
+            self._model, self.params if known else (), self._calls, mean=self._mean
+        )
         self._closed = False
         self._handing = False  # whether the optimizer's step is one of ours
         self._guard: Any = self._optimizer.original_optimizer.register_step_pre_hook(self._own_step)
@@ -255,6 +260,7 @@ class OpacusSums:
         self._closed = True
         self.drop()
         self._calls.close()
+        self._added_up.close()
         if self._mode in ("hooks", "functorch"):
             self._wrapped.module.remove_hooks()
 
@@ -325,6 +331,7 @@ class OpacusSums:
             self.drop()
             raise ValueError(REPEATED)
         self._check_used()
+        self._check_added_up()
         return self._prepare(*given, **named)
 
     def _clip_and_accumulate(self) -> None:
@@ -390,6 +397,20 @@ class OpacusSums:
             f"every trained parameter must take part in the loss, got none of {name!r} at this "
             "step; freeze what is not used (requires_grad_(False)) before make_private, or take "
             "grad_sample_mode='one_pass', where it counts as zero: nothing was released"
+        )
+
+    def _check_added_up(self) -> None:
+        """Raise if Opacus's gradients of single examples are not those of torch."""
+        name = self._added_up.wrong()
+        if name is None:
+            return
+        self.drop()
+        raise ValueError(
+            f"the gradients of single examples must add up to torch's gradient of a batch, but "
+            f"those of Opacus for {name!r} do not: use a parameter in its own layer alone, leave "
+            "penalties on weights to the optimizer's weight_decay, give a layer all that it needs "
+            "as one positional tensor, and do not change what it does after make_private; or take "
+            "grad_sample_mode='one_pass': nothing was released"
         )
 
     def _clip_here(self, grads: Sequence[torch.Tensor]) -> None:

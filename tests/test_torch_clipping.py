@@ -121,12 +121,20 @@ class Recomputed(nn.Module):
         return checkpoint(lambda y: self.second(y.relu()), x, use_reentrant=self.reentrant)
 
 
+def squared():
+    """A layer whose ``forward`` is its own, and not that of its type."""
+    layer = nn.Linear(5, 7)
+    layer.forward = lambda x: functional.linear(x, layer.weight.square(), layer.bias)
+    return layer
+
+
 def words(*shape):
     return torch.randint(0, 11, shape)
 
 
 MODELS = {
     "linear": lambda: (nn.Linear(5, 7), torch.randn(6, 5)),
+    "linear with another forward": lambda: (nn.Sequential(squared()), torch.randn(6, 5)),
     "linear on sequences, by Gram matrices": lambda: (nn.Linear(50, 70), torch.randn(6, 9, 50)),
     "linear on sequences, by products": lambda: (nn.Linear(5, 7), torch.randn(6, 40, 5)),
     "linear with two dimensions between": lambda: (nn.Linear(5, 7), torch.randn(6, 3, 4, 5)),

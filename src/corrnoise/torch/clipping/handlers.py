@@ -44,6 +44,8 @@ def register(*types: type[nn.Module] | str) -> Callable[[Handler], Handler]:
 
 def find(module: nn.Module) -> Handler | None:
     """The handler of a layer: of its type, or of a base whose ``forward`` it has."""
+    if "forward" in vars(module):  # one of its own, which may do anything
+        return None
     for kind in type(module).__mro__:
         handler = _HANDLERS.get(kind) or _HANDLERS.get(f"{kind.__module__}.{kind.__qualname__}")
         if handler is not None:

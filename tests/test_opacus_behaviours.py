@@ -555,6 +555,22 @@ class Around(nn.Module):
         return self.out((seen * torch.linspace(0.1, 1.0, seen.shape[2])).tanh().sum(2))
 
 
+class Bags(nn.Module):
+    """Bags in which tokens come twice, and a normalisation without a bias."""
+
+    def __init__(self, mode, *, flat, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.flat = nn.EmbeddingBag(3, 4, mode=mode, **options), flat
+        self.norm, self.out = nn.LayerNorm(4, bias=False), nn.Linear(4, 2)
+
+    def forward(self, x):
+        tokens = x.sign().long() + 1
+        starts = torch.arange(len(x)) * x.shape[1]
+        bags = self.table(tokens.flatten(), starts) if self.flat else self.table(tokens)
+        return self.out(self.norm(bags))
+
+
 class Padded(nn.Module):
     """Tokens, some of which are the padding."""
 
@@ -575,11 +591,16 @@ class TestPadding:
             lambda: Around(nn.Conv1d, "circular"),
             lambda: Around(nn.Conv2d, "reflect"),
             lambda: Around(nn.Conv3d, "replicate"),
+            lambda: Bags("sum", flat=False),
+            lambda: Bags("mean", flat=True),
         ],
-        ids=["embedding", "circular", "reflect", "replicate"],
+        ids=["embedding", "circular", "reflect", "replicate", "rows of bags", "bags"],
     )
     def test_gradients_are_those_of_torch(self, make):
-        """Opacus trained the row for padding, and took every padding for zeros."""
+        """Opacus trained the row for padding, and took every padding for zeros.
+
+        It counted a token that a bag has twice once, and LayerNorm had to have a bias.
+        """
         net = make()
         same = copy.deepcopy(net)
         x, y = dataset(10)[:]
@@ -596,6 +617,15 @@ class TestPadding:
         )
         for param, total in zip(net.parameters(), wanted, strict=True):
             assert torch.allclose(10 * param.grad, total, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"mode": "max"}, {"mode": "sum", "padding_idx": 0}])
+def test_bags_that_hooks_do_not_know_are_refused(options):
+    engine, net, _, batches = started(net=Bags(flat=True, **options), grad_sample_mode="hooks")
+    x, y = next(iter(batches))
+    with pytest.raises(ValueError, match="an EmbeddingBag must have no mode='max'"):
+        CRITERION(net(x), y).backward()
+    assert engine.steps_taken == 0
 
 
 class Scaled(nn.Module):

@@ -11,6 +11,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import opacus
@@ -94,6 +95,7 @@ conv.unfold2d = _unfold_in_order
 
 _samplers: dict[type[nn.Module], Any] = GradSampleModule.GRAD_SAMPLERS
 _convolution, _embedding = _samplers[nn.Conv2d], _samplers[nn.Embedding]
+_layer_norm = _samplers[nn.LayerNorm]
 
 
 def _padded_convolution(layer: Any, activations: list[torch.Tensor], grads: torch.Tensor) -> Any:
@@ -114,8 +116,45 @@ def _padded_embedding(layer: Any, activations: list[torch.Tensor], grads: torch.
     return found
 
 
+def _bags(layer: Any, activations: list[torch.Tensor], grads: torch.Tensor) -> Any:
+    """Gradients of bags with a row for each: Opacus counts a row that a bag has twice once."""
+    index, *rest = activations
+    if (
+        layer.mode == "max"
+        or layer.include_last_offset
+        or layer.padding_idx is not None
+        or rest[1:]
+    ):
+        raise ValueError(
+            "an EmbeddingBag must have no mode='max', include_last_offset, padding_idx or "
+            "per_sample_weights in Opacus's modes, which do not know them: take "
+            "grad_sample_mode='one_pass', with a row of indices for each example: nothing was "
+            "released"
+        )
+    count = len(grads)
+    if index.dim() == 2:
+        sizes = torch.full((count,), index.shape[1], device=index.device)
+    else:
+        sizes = torch.diff(rest[0], append=rest[0].new_full((1,), len(index)))
+    bags = torch.arange(count, device=index.device).repeat_interleave(sizes)
+    if layer.mode == "mean":
+        grads = grads / sizes.clamp_min(1)[:, None]
+    table = grads.new_zeros(count, *layer.weight.shape)
+    return {layer.weight: table.index_put_((bags, index.flatten()), grads[bags], accumulate=True)}
+
+
+def _shifted_norm(layer: Any, activations: list[torch.Tensor], grads: torch.Tensor) -> Any:
+    """Gradients of a LayerNorm that may have no bias."""
+    if layer.bias is None:
+        shape, eps, constant = layer.normalized_shape, layer.eps, layer.weight.detach()
+        layer = SimpleNamespace(weight=layer.weight, bias=constant, normalized_shape=shape, eps=eps)
+    return _layer_norm(layer, activations, grads)
+
+
 _samplers.update(dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _padded_convolution))
 _samplers[nn.Embedding] = _padded_embedding
+_samplers[nn.EmbeddingBag] = _bags
+_samplers[nn.LayerNorm] = _shifted_norm
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,28 @@ class Attention(nn.Module):
         return self.inner(x, x, x, need_weights=False)[0]
 
 
+class Masked(Attention):
+    """One mask for all examples."""
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        return self.inner(x, x, x, attn_mask=mask, need_weights=False)[0]
+
+
+class Started(nn.Module):
+    """A recurrent layer that starts from states of the examples, of which it has two layers."""
+
+    def __init__(self, kind, *, keyword: bool) -> None:
+        super().__init__()
+        self.inner, self.start = kind(4, 5, num_layers=2, batch_first=True), nn.Linear(4, 10)
+        self.keyword = keyword
+
+    def forward(self, x):
+        state = self.start(x[:, 0]).unflatten(1, (2, 5)).transpose(0, 1).contiguous()
+        state = (state, state.sin()) if isinstance(self.inner, nn.LSTM) else state
+        return (self.inner(x, hx=state) if self.keyword else self.inner(x, state))[0]
+
+
 class Vision(nn.Module):
     """Parameters that belong to no layer inside: the class token and the positions."""
 
@@ -183,6 +205,9 @@ MODELS = {
     ),
     "lstm": lambda: (nn.LSTM(4, 5, batch_first=True), torch.randn(4, 7, 4)),
     "gru": lambda: (nn.GRU(4, 5, num_layers=2, batch_first=True), torch.randn(4, 7, 4)),
+    "lstm with states": lambda: (Started(nn.LSTM, keyword=False), torch.randn(4, 7, 4)),
+    "gru with states": lambda: (Started(nn.GRU, keyword=True), torch.randn(2, 7, 4)),
+    "attention with a mask of the batch's size": lambda: (Masked(), torch.randn(6, 6, 8)),
     "recomputed": lambda: (Recomputed(reentrant=False), torch.randn(5, 6)),
 }  # fmt: skip
 
@@ -746,6 +771,18 @@ class Elsewhere(nn.Module):
         return self.layer(x) + self.layer.extra["shift"]
 
 
+class Bags(nn.Module):
+    """Bags of indices that lie one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.EmbeddingBag(9, 3)
+
+    def forward(self, x):
+        starts = torch.arange(len(x)) * x.shape[1]
+        return self.table((x > 0).long().flatten(), starts)
+
+
 class Table(nn.Module):
     """An embedding that has no handler."""
 
@@ -771,6 +808,7 @@ class Table(nn.Module):
         (Relative(nn.Embedding(9, 1)), (2, 2, 5), "'table' must see .* but for 1 of them alone"),
         (Relative(Table()), (6, 6, 5), "'table' must see .* but for 2 of them alone"),
         (Attention(dropout=0.5), (4, 7, 8), "set that dropout to 0.*DPMultiheadAttention"),
+        (Bags(), (4, 3), "'table' .EmbeddingBag., .* must run again for each example alone"),
         (nn.Embedding(9, 3, max_norm=1.0), (5,), "must not have max_norm"),
     ],
 )

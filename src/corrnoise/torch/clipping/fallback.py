@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -69,12 +70,10 @@ def contribute(
     trained = {key: own[key] for key in names}
     leaves, spec = pytree.tree_flatten(arguments)
     count = len(grads[0])
-    batched = [
-        isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count for leaf in leaves
-    ]
+    dims = _dims(module, arguments, leaves, count)
 
     def run(params: Mapping[str, Tensor], rows: Sequence[Any]) -> list[Tensor]:
-        whole = [row[None] if many else row for row, many in zip(rows, batched, strict=True)]
+        whole = [row if d is None else row.unsqueeze(d) for row, d in zip(rows, dims, strict=True)]
         args, kwargs = pytree.tree_unflatten(whole, spec)
         # A parameter that a layer inside holds too counts there: it is replaced under one name.
         found = functional_call(module, {**own, **params}, args, kwargs, tie_weights=False)
@@ -90,20 +89,19 @@ def contribute(
     device = grads[0].device.type
     with torch.autocast(device, autocast, enabled=autocast is not None, cache_enabled=False):
         try:
-            dims = [0 if many else None for many in batched]
             _let_torch_loop()
             each = vmap(grad(along, has_aux=True), in_dims=(None, dims, 0))
             found, again = each(trained, leaves, list(grads))
         except RuntimeError:
-            found, again = _loop(along, trained, leaves, batched, grads)
+            with _explained(module, name):
+                found, again = _loop(along, trained, leaves, dims, grads)
     for before, after in zip(outputs, again, strict=True):
         share = _ROUNDED if before.dtype in (torch.bfloat16, torch.float16) else _SAME
         far = torch.linalg.vector_norm((before - after).float())
         if not far <= share * torch.linalg.vector_norm(before.float()) + 1e-6:
-            layer = f"the layer {name!r}" if name else "the model"
             remedy = ATTENTION if isinstance(module, nn.MultiheadAttention) else _OTHERS
             raise ValueError(
-                f"{layer} ({type(module).__name__}), which holds parameters itself, must give each "
+                f"{_called(module, name)}, which holds parameters itself, must give each "
                 "example the same output when it is run again for that example alone, but it does "
                 "not: it mixes examples or draws random numbers, such as dropout inside of it; set "
                 f"that dropout to 0, {remedy}, or register a handler for the layer. Nothing was "
@@ -126,7 +124,7 @@ def _loop(
     along: Any,
     trained: Mapping[str, Tensor],
     leaves: Sequence[Any],
-    batched: Sequence[bool],
+    dims: Sequence[int | None],
     grads: Sequence[Tensor],
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
     """As vmap, one example after another: for operations that have no batched form."""
@@ -134,13 +132,55 @@ def _loop(
     found: list[Sequence[Tensor]] = []
     again: list[list[Tensor]] = []
     for i in range(len(grads[0])):
-        rows = [leaf[i] if many else leaf for leaf, many in zip(leaves, batched, strict=True)]
+        pairs = zip(leaves, dims, strict=True)
+        rows = [leaf if dim is None else leaf.select(dim, i) for leaf, dim in pairs]
         with torch.enable_grad():
             total, outputs = along(own, rows, [g[i] for g in grads])
         found.append(torch.autograd.grad(total, list(own.values())))
         again.append([output.detach() for output in outputs])
     columns = [torch.stack(column) for column in zip(*found, strict=True)]
     return dict(zip(own, columns, strict=True)), [torch.stack(c) for c in zip(*again, strict=True)]
+
+
+def _dims(
+    module: nn.Module, arguments: tuple[Any, Any], leaves: Sequence[Any], count: int
+) -> list[int | None]:
+    """Which dimension of each argument is the examples, by its size."""
+    args, kwargs = arguments
+    shared, states = None, set[int]()
+    if isinstance(module, nn.MultiheadAttention):  # a mask of two dimensions, for all examples
+        shared = kwargs.get("attn_mask", args[5] if len(args) > 5 else None)
+        shared = shared if isinstance(shared, Tensor) and shared.dim() == 2 else None
+    if isinstance(module, nn.RNNBase):  # whose examples are the second dimension
+        states = {id(leaf) for leaf in pytree.tree_leaves((args[1:], kwargs.get("hx")))}
+
+    def dim(leaf: Any) -> int | None:
+        at = 1 if id(leaf) in states else 0
+        if not isinstance(leaf, Tensor) or leaf is shared or leaf.dim() <= at:
+            return None
+        return at if leaf.shape[at] == count else None
+
+    return [dim(leaf) for leaf in leaves]
+
+
+@contextmanager
+def _explained(module: nn.Module, name: str) -> Generator[None]:
+    """Says what the layer was run again for, if it fails there."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ValueError(
+            f"{_called(module, name)}, which holds parameters itself, must run again for each "
+            f"example alone, but raises {type(error).__name__}: {error}. Give what belongs to "
+            "examples as tensors with one row for each, or register a handler for the layer. "
+            "Nothing was released"
+        ) from error
+
+
+def _called(module: nn.Module, name: str) -> str:
+    return f"{f'the layer {name!r}' if name else 'the model'} ({type(module).__name__})"
 
 
 def _floating(leaf: Any) -> bool:

@@ -9,11 +9,13 @@ import torch
 from opacus.layers import DPLSTM, DPMultiheadAttention
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, TensorDataset
 from training import KEY, loader, model, private, weights
 
 from corrnoise.torch import PrivacyEngine
 from corrnoise.torch.clipping.clipper import Clipper
+from corrnoise.torch.clipping.reference import clipped_sums
 
 COUNT, WIDTH = 12, 6
 
@@ -160,7 +162,7 @@ def data(tokens=False):
     return TensorDataset(x, torch.randint(3, (COUNT,), generator=generator))
 
 
-def started(net, mode, batch=None):
+def started(net, mode, batch=None, **more):
     options = {"grad_sample_mode": mode}
     if mode == "per_layer":
         count = sum(p.requires_grad for p in net.parameters())
@@ -176,6 +178,7 @@ def started(net, mode, batch=None):
         optimizer=torch.optim.SGD(trained, lr=0.1),
         data_loader=DataLoader(batch, batch_size=COUNT),
         **options,
+        **more,
     )
     return engine, made
 
@@ -503,3 +506,57 @@ def test_a_parameter_that_comes_later_gets_no_gradient_in_pieces_of_a_batch():
     with pytest.raises(ValueError, match="must keep the 2 parameters that make_private saw"):
         optimizer.step()
     assert torch.equal(weights(net), before)
+
+
+class Packed(nn.Module):
+    """Packed sequences beside layers that see the examples in the order of the batch."""
+
+    def __init__(self, how="torch"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.first, self.last = how, nn.Linear(1, 4), nn.Linear(4, 3)
+        self.layer = DPLSTM(4, 2, num_layers=2, bidirectional=True, batch_first=True)
+
+    def forward(self, x):
+        h, lengths = self.first(x[:, :, None]).tanh(), (x.abs() > 0.3).sum(1).clamp(min=1)
+        if self.how == "hand":
+            order = lengths.argsort(descending=True)
+            return self.last(self.run(h[order], lengths[order], True)[order.argsort()])
+        h = self.run(h, lengths, False)
+        if self.how == "twice":
+            h = h + self.run(h, WIDTH + 1 - lengths, False)
+        return self.last(h.sum(1))
+
+    def run(self, h, lengths, enforce_sorted):
+        packed = pack_padded_sequence(h, lengths, batch_first=True, enforce_sorted=enforce_sorted)
+        h = pad_packed_sequence(self.layer(packed)[0], batch_first=True, total_length=WIDTH)[0]
+        return h.sum(1) if enforce_sorted else h
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "secure"])
+def test_packed_sequences_have_the_gradients_of_their_examples(mode):
+    """Each was clipped with the gradients of another example in all other layers."""
+    net = Packed()
+    same = copy.deepcopy(net)
+    _, (net, optimizer, batches) = started(net, mode, noise_multiplier=5e-6)
+    x, y = next(iter(batches))
+    functional.cross_entropy(net(x), y).backward()
+    optimizer.zero_grad()  # what was cleared is forgotten
+    functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    wanted = clipped_sums(
+        lambda i: functional.cross_entropy(same(x[i : i + 1]), y[i : i + 1]),
+        list(same.parameters()), COUNT, 1.0,
+    )  # fmt: skip
+    for param, total in zip(net.parameters(), wanted, strict=True):
+        assert torch.allclose(COUNT * param.grad, total, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "secure"])
+@pytest.mark.parametrize(("how", "message"), [("hand", "apart"), ("twice", "of one order in each")])
+def test_packed_sequences_in_another_order_are_refused(how, message, mode):
+    net = Packed(how)
+    engine, made = started(net, mode)
+    with pytest.raises(ValueError, match=message):
+        steps(engine, made)
+    assert engine.steps_taken == 0

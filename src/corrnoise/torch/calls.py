@@ -25,7 +25,7 @@ class ModelCalls:
         called: what the loop calls: Opacus's wrapper, or the model.
         model: without the wrapper.
         params: the trained ones.
-        own: layers that are not looked at: Opacus's hooks know the dimensions inside of them.
+        own: layers that are not looked into: Opacus's hooks know the dimensions inside of them.
         mixing: layers that mix examples, or keep statistics of them, in training mode.
         batch_first: whether the first dimension of a batch is the examples. Else the model is not
             looked at.
@@ -50,15 +50,14 @@ class ModelCalls:
         self.twice = False
         self._model = model
         self._mixing = [(name, part) for name, part in model.named_modules() if mixing(part)]
-        inside = {
-            id(part)
-            for layer in model.modules()
-            if isinstance(layer, own)
-            for part in layer.modules()
-        }
+        whole = {name: part for name, part in model.named_modules() if isinstance(part, own)}
+        inside = {id(part) for layer in whole.values() for part in layer.modules()}
         trained = {id(param) for param in params}
         found = [layer for layer in layers(model, trained) if id(layer.module) not in inside]
-        self._separate = Separate(model, found if batch_first else ())
+        beside = [Layer(name, part, {}, None) for name, part in whole.items()]
+        self._separate = Separate(
+            model, found if batch_first else (), beside if batch_first else ()
+        )
         self.loss = LoopLoss(mean=mean)
         if not batch_first:
             self.loss.close()

@@ -37,6 +37,7 @@ from corrnoise.torch.finite import clear_, finite_rows, looks_free
 from corrnoise.torch.grid_sums import MOST_EXAMPLES, grid, grid_sum
 from corrnoise.torch.loader import REPEATED, StepSampler
 from corrnoise.torch.options import Options
+from corrnoise.torch.packed import PackedOrders
 from corrnoise.torch.pinned import Pinned, check_params
 from corrnoise.torch.placement import place
 from corrnoise.torch.precision import clip_factors, clipped_sum, wide_factors
@@ -232,6 +233,7 @@ class OpacusSums:
             mean=self._mean,
         )
         known = self._mode in ("hooks", "functorch")  # where autograd has gradients too
+        self._packed = PackedOrders(self._model.modules() if known else (), self._calls)
         self._added_up = AddedUp(
             self._model, self.params if known else (), self._calls, mean=self._mean
         )
@@ -300,6 +302,7 @@ class OpacusSums:
         self.drop()
         self._calls.close()
         self._added_up.close()
+        self._packed.close()
         if self._mode in ("hooks", "functorch"):
             self._wrapped.module.remove_hooks()
 
@@ -308,6 +311,7 @@ class OpacusSums:
         self.examples = self.left_out = 0
         self._handing = False
         self._calls.forget()
+        self._packed.forget()
         owners.stops(self._optimizer.original_optimizer)
         self._forget_activations()
         self._optimizer._step_skip_queue.clear()  # pyright: ignore[reportPrivateUsage]
@@ -371,6 +375,7 @@ class OpacusSums:
             raise ValueError(REPEATED)
         self._check_used()
         self._check_added_up()
+        self._packed.restore(self.params)
         return self._prepare(*given, **named)
 
     def _clip_and_accumulate(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils import _pytree as pytree
 
 from corrnoise.torch.clipping.fallback import examples_first, tensors
@@ -50,12 +51,15 @@ class Separate:
         model: whoever watches its calls must look away during the check.
         layers: with trained parameters. They are watched from now on: a model that is compiled
             later would not know of hooks that come then.
+        beside: layers that are only looked at for what they are given.
 
     Attributes:
         mixed: which of the floating-point outputs are such numbers.
     """
 
-    def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Sequence[Layer], beside: Sequence[Layer] = ()
+    ) -> None:
         self._model, self._layers = model, layers
         self.mixed: list[int] = []
         self._modes: set[bool] = set()  # in which it was looked at: whether for training
@@ -64,6 +68,8 @@ class Separate:
         self._handles: list[Any] = []
         for layer in layers:
             self._watch(layer)
+        for layer in beside:
+            self._watch(layer, gives=False)
 
     def check(self, args: Any, kwargs: Any, examples: int) -> None:
         """Raise if one example changes what the model does with the others.
@@ -154,7 +160,7 @@ class Separate:
         """
 
         def given(layer: Layer, inputs: Any) -> None:
-            leaves = pytree.tree_leaves(inputs)
+            leaves = map(_by_rows, pytree.tree_leaves(inputs, is_leaf=_is_packed))
             see(f"the layer {layer.name!r}", [x for x in leaves if isinstance(x, Tensor)])
 
         same_draws()
@@ -167,7 +173,7 @@ class Separate:
         see(_OUTPUT, outputs)
         return left
 
-    def _watch(self, layer: Layer) -> None:
+    def _watch(self, layer: Layer, *, gives: bool = True) -> None:
         # Where the model is a layer itself, this is called once more, without keywords, after it
         # was removed.
         def before(_: nn.Module, args: Any, kwargs: Any = None) -> None:
@@ -178,10 +184,10 @@ class Separate:
             if self._gave is not None:
                 self._gave(layer, output)
 
-        self._handles += [
-            layer.module.register_forward_pre_hook(Hook(before), with_kwargs=True),
-            layer.module.register_forward_hook(Hook(after)),
-        ]
+        early = layer.module.register_forward_pre_hook(Hook(before), with_kwargs=True)
+        self._handles.append(early)
+        if gives:
+            self._handles.append(layer.module.register_forward_hook(Hook(after)))
 
 
 @contextmanager
@@ -257,6 +263,17 @@ class _Batch:
 
     def _many(self, leaf: Any) -> bool:
         return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == self._examples
+
+
+def _is_packed(leaf: Any) -> bool:
+    return isinstance(leaf, PackedSequence)
+
+
+def _by_rows(leaf: Any) -> Any:
+    """Packed sequences as one row for each: what they add up to, however long others are."""
+    if not isinstance(leaf, PackedSequence):
+        return leaf
+    return pad_packed_sequence(leaf, batch_first=True)[0].double().sum(1)
 
 
 def _few(examples: int) -> int:

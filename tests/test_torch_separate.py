@@ -427,6 +427,12 @@ def test_embeddings_with_a_largest_norm_are_refused_before_they_change(kind, mod
     assert torch.equal(net[0].weight, before)
 
 
+def test_rows_for_padding_are_refused_where_they_would_be_trained():
+    net = nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"must not have padding_idx .*'ew', got 0 in '0'"):
+        started(net, "ew", data(tokens=True))
+
+
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ew"])
 def test_a_step_of_the_optimizer_inside_is_refused(mode):
     """Its gradients are neither clipped nor noisy."""

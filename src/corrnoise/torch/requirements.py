@@ -41,7 +41,7 @@ def check(module: nn.Module, optimizer: Optimizer, processes: Processes, options
         )
     _check_held(module, params)
     owners.check_new(optimizer)
-    _check_embeddings(module)
+    _check_embeddings(module, options.grad_sample_mode)
     wide = {str(p.dtype) for p in params if p.dtype not in DTYPES}
     if wide:
         raise ValueError(
@@ -82,9 +82,16 @@ def _check_held(module: nn.Module, params: Sequence[nn.Parameter]) -> None:
         )
 
 
-def _check_embeddings(module: nn.Module) -> None:
-    """Raise if an embedding changes or counts what other examples have."""
+def _check_embeddings(module: nn.Module, mode: str) -> None:
+    """Raise if an embedding changes or counts what other examples have, or is trained wrongly."""
     for name, part in module.named_modules():
+        padded = isinstance(part, nn.Embedding) and part.padding_idx is not None
+        if mode == "ew" and padded and part.weight.requires_grad:
+            raise ValueError(
+                f"an embedding must not have padding_idx with grad_sample_mode='ew', got "
+                f"{part.padding_idx} in {name!r}: torch's expanded weights would train that row; "
+                "use 'one_pass' or 'hooks'"
+            )
         if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.max_norm is not None:
             raise ValueError(
                 f"an embedding must not have max_norm, got {part.max_norm:g} in {name!r}: its rows "

@@ -660,6 +660,19 @@ def test_an_error_in_a_layer_leaves_its_parameters():
     assert len(list(model.parameters())) == 4
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
+def test_small_inputs_of_a_norm_have_the_epsilon_of_torch(kind):
+    torch.manual_seed(0)
+    norm = nn.RMSNorm(6).to(DEVICE, kind)
+    x = (1e-3 * torch.randn(1, 4, 6)).to(DEVICE, kind)
+    clipper = Clipper(norm, [norm.weight], 1e9)
+    value(norm(x).float()).mean().backward()
+    (total,) = clipper.sums()
+    clipper.recorder.close()
+    (wanted,) = torch.autograd.grad(value(norm(x).float()).mean(), norm.weight)
+    assert float((total - wanted).norm()) <= 0.02 * float(wanted.norm())
+
+
 def test_frozen_parameters_cost_and_get_nothing():
     model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
     model[0].requires_grad_(False)

@@ -123,7 +123,7 @@ def _norm(
     module: Any, inputs: Sequence[Tensor], grads: Sequence[Tensor], names: Collection[str]
 ) -> dict[str, Part]:
     centred = isinstance(module, nn.LayerNorm)
-    eps = module.eps if module.eps is not None else torch.finfo(inputs[0].dtype).eps
+    eps = normalisation.default_eps(inputs[0].dtype) if module.eps is None else module.eps
     scales, biases = normalisation.rows(
         inputs[0], grads[0], tuple(module.normalized_shape), eps, centred=centred
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -10,6 +11,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from corrnoise._extras import has_triton
+
+
+@functools.cache
+def default_eps(kind: torch.dtype) -> float:
+    """What ``rms_norm`` adds of itself: ε of the type, or in later versions of float32."""
+    candidates = (torch.finfo(kind).eps, torch.finfo(torch.float32).eps)
+    small = torch.full((1,), 2.0**-13, dtype=kind)
+    found = functional.rms_norm(small, (1,)).item()
+    return min(candidates, key=lambda eps: abs(found - 2.0**-13 / math.sqrt(2.0**-26 + eps)))
 
 
 def rows(

@@ -750,6 +750,18 @@ class Outside(nn.Module):
         return functional.linear(self.layer(x), self.layer.weight)
 
 
+class Computed(nn.Module):
+    """Calls its layer with parameters that are twice as large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x):
+        twice = {name: 2.0 * param for name, param in self.layer.named_parameters()}
+        return torch.func.functional_call(self.layer, twice, (x,))
+
+
 class Flattened(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -816,6 +828,7 @@ class Table(nn.Module):
         (Counting(), (6, 5), "must not put what it sees of examples into buffers, but 'seen'"),
         (Outside(), (6, 5), "'layer.weight' must be used by its own layer alone"),
         (Elsewhere(), (6, 5), "'layer.extra.shift' must be used by its own layer alone"),
+        (Computed(), (6, 5), "'layer' must be called with its own parameters"),
         (Flattened(), (6, 3, 5), "'layer' must see one row for each of the"),
         (Relative(nn.Embedding(9, 1)), (6, 6, 5), "'table' must see .* but for 2 of them alone"),
         (Relative(nn.Embedding(9, 1)), (2, 2, 5), "'table' must see .* but for 1 of them alone"),

@@ -283,6 +283,14 @@ class Recorder:
                 raise outside(layer)
             away.append([])
             layer.stand_aside(away[-1])
+            if any(value.grad_fn is not None for value in away[-1]):
+                layer.come_back(away.pop())
+                raise ValueError(
+                    f"the layer {layer.name!r} must be called with its own parameters, got others "
+                    "that are computed, as by torch.func.functional_call, whose gradients go "
+                    "further: put what computes them into a module that holds the parameters, or "
+                    "freeze the layer: nothing was released"
+                )
             args = handlers.in_autocast(module, self._expanded(layer, args))
             return args, kwargs
 

@@ -282,6 +282,19 @@ flat = np.concatenate([np.asarray(row).reshape(-1) for row in rows])
 expected = cn.noise.CorrelatedNoise(mechanism, key).row(2, 0, flat.size)
 assert np.abs(flat - expected).max() < 2e-6
 
+# Shards of which the last one is shorter, or empty, get no noise of others either.
+parts = [((5, 7), P("a", "b")), ((9, 3, 5), P(None, ("a", "b"), None)), ((300, 5), P(None, "b")),
+         ((3, 1307), P(None, ("a", "b"))), ((2, 5), P(None, ("a", "b")))]
+@jax.jit
+def uneven(state, secret):
+    tree = [jax.lax.with_sharding_constraint(jnp.zeros(shape), NamedSharding(mesh, spec))
+            for shape, spec in parts]
+    return noise.update(tree, state, secret=secret)[0]
+state = noise.init([jnp.zeros(shape) for shape, _ in parts])
+flat = np.concatenate([np.asarray(row).reshape(-1) for row in uneven(state, secret)])
+expected = cn.noise.CorrelatedNoise(mechanism, key).row(0, 0, flat.size)
+assert np.abs(flat - expected).max() < 2e-6
+
 mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
 grads = jax.device_put(jnp.zeros((6, 2100)), NamedSharding(mesh, P("a", "b")))
 step = jax.jit(lambda g, s, k: noise.update(g, s, secret=k))

@@ -194,6 +194,12 @@ def _add_short(
     shape = values.shape
     wide = jnp.zeros((shape[0], *whole[1:]), jnp.float32)
     noise = _add_local(wide, whole, [at[0]] + [0] * (len(whole) - 1), offset, source, 1.0)
+    # Shards of one size may go beyond an axis; dynamic_slice would then move back, to the noise of
+    # another shard. What is beyond is dropped by whoever asked for uneven shards.
+    noise = jnp.pad(
+        noise,
+        [(0, 0)] + [(0, -size % part) for part, size in zip(shape[1:], whole[1:], strict=True)],
+    )
     starts = [jnp.int32(0)] + [
         jnp.asarray(place, jnp.int32) * size for place, size in zip(at[1:], shape[1:], strict=True)
     ]

@@ -15,7 +15,12 @@ import jax
 import numpy as np
 
 from corrnoise import _checks as checks
-from corrnoise.jax.transformation import NoiseState, correlated_noise, secret_words
+from corrnoise.jax.transformation import (
+    NoiseState,
+    correlated_noise,
+    layout_of,
+    secret_words,
+)
 from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Ledger, Statement
@@ -81,7 +86,7 @@ class PrivateRun:
         self.key, run_id = open_key(key, place)
         self.noise = correlated_noise(plan, self.key, clip_norm=clip_norm)
         self.batches = plan.batches(self.key)
-        layout = self.init(params).layout
+        self._layout = layout = self.init(params).layout
         self.num_parameters = sum(math.prod(leaf.shape) for leaf in layout)
         self._update = jax.jit(partial(_update, self.noise))
         self._secret = secret_words(self.key)
@@ -115,7 +120,8 @@ class PrivateRun:
         """Add the noise of the step to sums of clipped gradients, and divide them.
 
         Args:
-            sums: of the clipped gradients of ``batches.indices(state.step)``, one for each example.
+            sums: of the clipped gradients of ``batches.indices(state.step)``, one for each example,
+                in float32; what comes out has the dtypes of the parameters.
             state: of the step.
 
         Raises:
@@ -130,6 +136,7 @@ class PrivateRun:
             )
         if not 0 <= step < n:
             raise ValueError(f"step must be in [0, {n}), as planned, got {step}; make a new plan")
+        self._check_layout(sums, state)
         self._check(sums, step)
         if self._use is not None:
             self._use.claim()
@@ -176,6 +183,23 @@ class PrivateRun:
                 f"the sum of {count} clipped gradients must be finite with a norm of at most "
                 f"{count * self.clip_norm:g}, got {norm:g} at step {step}; nothing was released: "
                 "clip the gradient of each example of batches.indices(step), and add them up"
+            )
+
+    def _check_layout(self, sums: Tree, state: NoiseState) -> None:
+        """Raise unless the sums are those of the parameters, not yet rounded."""
+        found = layout_of(sums)
+        shapes, own = ([leaf.shape for leaf in each] for each in (found, self._layout))
+        if shapes != own or state.layout != self._layout:
+            raise ValueError(
+                "sums and state must be of the parameters that the run began with, got sums of "
+                f"shapes {shapes} for parameters of {own}; nothing was released: pass "
+                "run.init(params), and the sums of their gradients"
+            )
+        if any(leaf.dtype != "float32" for leaf in found):
+            raise ValueError(
+                "sums must be float32, as clipped_sums gives them, also for parameters in "
+                "bfloat16: where a sum is rounded before the noise, one example may change it by "
+                "more than clip_norm; nothing was released: pass them without a conversion"
             )
 
     def _digest(self, what: bytes, tree: Tree) -> str:

@@ -110,15 +110,15 @@ def correlated_noise(
     n = mechanism.num_steps
 
     def init(params: Tree) -> Any:
-        return NoiseState(jnp.zeros((), jnp.int32), _layout(params))
+        return NoiseState(jnp.zeros((), jnp.int32), layout_of(params))
 
     def update(
         updates: Tree, state: Any, params: Tree = None, *, secret: Array = None, **_: Any
     ) -> tuple[Tree, Any]:
         del params
         leaves, structure = jax.tree.flatten(updates)
-        layout = _layout(updates)
-        if layout != state.layout:
+        layout = layout_of(updates)
+        if not _fits(layout, state.layout):
             raise ValueError(
                 f"updates must have the shapes and dtypes that init saw, got {layout} in place of "
                 f"{state.layout}; noise belongs to places of the flat vector: call init anew with "
@@ -131,12 +131,12 @@ def correlated_noise(
         row = jnp.where(inside, row, jnp.nan)
         step = jnp.clip(state.step, 0, n - 1).astype(jnp.uint32)
         noisy, offset = list[Array](), 0
-        for leaf in leaves:
+        for leaf, kept in zip(leaves, state.layout, strict=True):
             place = Place(offset, float(by), source.stream, source.rounds)
-            noisy.append(add_noise(leaf, words, row, step, place))
+            noisy.append(add_noise(leaf, words, row, step, place).astype(kept.dtype))
             offset += leaf.size
         after = jnp.where(inside, state.step + 1, n).astype(jnp.int32)
-        return jax.tree.unflatten(structure, noisy), NoiseState(after, layout)
+        return jax.tree.unflatten(structure, noisy), NoiseState(after, state.layout)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -213,7 +213,15 @@ def _weights(mechanism: Mechanism, scale: float) -> Any:
     return lambda step: jnp.where(lags <= step, row, 0.0)
 
 
-def _layout(tree: Tree) -> tuple[_Leaf, ...]:
+def _fits(given: tuple[_Leaf, ...], kept: tuple[_Leaf, ...]) -> bool:
+    """Whether updates are those of a layout; sums in float32 are, for parameters in bfloat16."""
+    return len(given) == len(kept) and all(
+        new.shape == old.shape and new.dtype in (old.dtype, "float32")
+        for new, old in zip(given, kept, strict=True)
+    )
+
+
+def layout_of(tree: Tree) -> tuple[_Leaf, ...]:
     """The leaves of a pytree, or raise where one cannot get noise."""
     found: list[_Leaf] = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import threading
 from pathlib import Path
 
 import jax
@@ -206,6 +207,28 @@ def test_sums_for_parameters_in_bfloat16_stay_in_float32_until_they_have_noise(p
     assert rounded["w"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(rounded["w"], exact["w"].astype(jnp.bfloat16))
     assert after.layout == state.layout
+
+
+def test_threads_cannot_release_two_gradients_with_one_noise(small, tmp_path):
+    run, _, state = small(tmp_path)
+    found: list[str] = []
+
+    def release(value):
+        try:
+            run.release({"w": jnp.full((3, 4), value)}, state)
+            found.append("released")
+        except ValueError as refused:
+            found.append(str(refused)[:52])
+
+    threads = [threading.Thread(target=release, args=(float(k),)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused = "step 0 was released before with another gradient: ad"
+    assert sorted(found) == ["released"] + [refused] * 7
+    run.close()
+    small(tmp_path)[0].close()  # the ledger is whole
 
 
 def test_steps_outside_of_the_plan_and_forks_are_refused(small, monkeypatch):

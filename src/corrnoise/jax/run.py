@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import threading
 import uuid
 from collections.abc import Mapping
 from functools import partial
@@ -91,6 +92,7 @@ class PrivateRun:
         self._update = jax.jit(partial(_update, self.noise))
         self._secret = secret_words(self.key)
         self._process, self._spent = os.getpid(), Spent(plan)
+        self._one_at_a_time = threading.Lock()
         self._ledger = Ledger(
             header(
                 plan,
@@ -127,6 +129,10 @@ class PrivateRun:
         Raises:
             ValueError: something is refused; nothing was released.
         """
+        with self._one_at_a_time:
+            return self._release(sums, state)
+
+    def _release(self, sums: Tree, state: NoiseState) -> tuple[Tree, NoiseState]:
         step = int(state.step)
         n = self.plan.num_steps
         if os.getpid() != self._process:

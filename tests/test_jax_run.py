@@ -231,6 +231,21 @@ def test_threads_cannot_release_two_gradients_with_one_noise(small, tmp_path):
     small(tmp_path)[0].close()  # the ledger is whole
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (np.zeros((1436, 2)), "data must have the plan's 1437 examples, got an array of 1436 rows"),
+        (object(), "data must be a name or a pytree of arrays, which can be digested, got object"),
+        ([np.array(["a", {}], object)], "got ndarray; pass a name"),
+        (None, "got NoneType; pass a name"),
+    ],
+)
+def test_data_of_another_size_or_without_a_digest_are_refused(small, data, message):
+    with pytest.raises(ValueError, match=message):
+        small(data=data)
+    small(data={"x": np.zeros((1437, 2)), "from": "a survey"})
+
+
 def test_steps_outside_of_the_plan_and_forks_are_refused(small, monkeypatch):
     run, sums, state = small()
     late = type(state)(jnp.int32(run.plan.num_steps), state.layout)

@@ -32,6 +32,8 @@ from corrnoise.records.spent import Spent
 Array = Any
 Tree = Any
 
+# Kinds of leaves that a digest of the data may have besides arrays.
+_SCALARS = ("str", "bytes", "bool", "int", "float")
 # What rounding in float32 may add to the norm of a sum, relatively.
 _ROUNDING = 1e-3
 
@@ -51,7 +53,8 @@ class PrivateRun:
         plan: what was planned; it is computed again unless it was made by this process.
         params: the pytree that is trained, or its shapes: the leaves are the flat vector.
         clip_norm: the largest norm of one example's gradient.
-        data: the dataset: a name, or a pytree of arrays that is digested.
+        data: the dataset: a name, or a pytree of arrays with a row for each example, which is
+            digested.
         key: a ``Key``, or a path where it is kept (mode 0600, made if it is not there; apart from
             checkpoints). From the operating system, and forgotten with the process, by default.
         ledger: a path for the ledger of released steps. With a path for the key, it makes a run
@@ -89,6 +92,7 @@ class PrivateRun:
         self.batches = plan.batches(self.key)
         self._layout = layout = self.init(params).layout
         self.num_parameters = sum(math.prod(leaf.shape) for leaf in layout)
+        _check_data(data, plan.num_examples)
         self._update = jax.jit(partial(_update, self.noise))
         self._secret = secret_words(self.key)
         self._process, self._spent = os.getpid(), Spent(plan)
@@ -216,6 +220,26 @@ class PrivateRun:
             text.update(repr((array.shape, str(array.dtype))).encode())
             text.update(np.ascontiguousarray(array).tobytes())
         return keyed(self.key, what, text.digest())
+
+
+def _check_data(data: Any, num_examples: int) -> None:
+    """Raise unless the data are a name or arrays, with a row for each example of the plan."""
+    leaves = jax.tree.leaves(data)
+    for leaf in leaves or [data]:
+        if str(getattr(leaf, "dtype", type(leaf).__name__)) not in _SCALARS:
+            shape = getattr(leaf, "shape", None)
+            if shape is None or str(leaf.dtype) == "object":
+                raise ValueError(
+                    "data must be a name or a pytree of arrays, which can be digested, got "
+                    f"{type(leaf).__name__}; pass a name for the dataset"
+                )
+            if shape and shape[0] != num_examples:
+                raise ValueError(
+                    f"data must have the plan's {num_examples} examples, got an array of "
+                    f"{shape[0]} rows; where an index is beyond an array, JAX takes the last row "
+                    "in silence, and that example is in a batch many times: plan for this "
+                    "dataset, or pass a name for it"
+                )
 
 
 def _update(noise: Any, sums: Tree, state: NoiseState, secret: Array) -> tuple[Tree, NoiseState]:

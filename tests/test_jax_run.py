@@ -396,3 +396,8 @@ def test_what_is_not_toeplitz_is_refused():
     normalised = toeplitz.inverse_as_streaming_matrix(coef, column_normalize_for_n=6)
     with pytest.raises(ValueError, match="strategy must be a Toeplitz matrix"):
         from_jax_privacy(normalised, workload)
+    # Of a banded C only the last columns differ, in rows where C⁻¹ has nearly nothing left.
+    banded = toeplitz.optimal_max_error_strategy_coefs(400)[:20]
+    banded = toeplitz.inverse_as_streaming_matrix(banded, column_normalize_for_n=400)
+    with pytest.raises(ValueError, match="strategy must be a Toeplitz matrix"):
+        from_jax_privacy(banded, cn.workloads.prefix_sum(400))

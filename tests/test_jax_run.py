@@ -328,6 +328,20 @@ def test_a_batch_or_a_parameter_may_be_empty():
     assert 1.0 - 1e-5 < norm <= 1.0
 
 
+@pytest.mark.parametrize("clip", [0.0, -1.0, float("inf"), float("nan")])
+def test_clip_norms_that_clip_nothing_are_refused(clip):
+    with pytest.raises(ValueError, match="clip_norm must be finite and above 0"):
+        clipped_sums(jnp.dot, jnp.zeros(3), jnp.ones((2, 3)), clip_norm=clip)
+    limit = jax.jit(lambda c: clipped_sums(jnp.dot, jnp.zeros(3), jnp.ones((2, 3)), clip_norm=c))
+    assert float(jnp.linalg.norm(limit(0.5))) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1), (), (1,), (3,)])
+def test_a_mask_has_a_number_for_each_example(shape):
+    with pytest.raises(ValueError, match="mask must have one number for each of the 2 examples"):
+        clipped_sums(jnp.dot, jnp.zeros(3), jnp.ones((2, 3)), clip_norm=1.0, mask=jnp.ones(shape))
+
+
 def test_one_key_serves_one_run_however_early_both_began(small):
     (first, sums, state), (second, *_) = small(), small()
     first.release(sums, state)

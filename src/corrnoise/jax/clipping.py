@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 Array = Any
 Tree = Any
@@ -41,6 +42,8 @@ def clipped_sums(
     >>> [round(float(each), 3) for each in clipped_sums(loss, jnp.zeros(2), x, clip_norm=1.0)]
     [0.6, 1.3]
     """
+    if not isinstance(clip_norm, Tracer) and not 0.0 < float(clip_norm) < math.inf:
+        raise ValueError(f"clip_norm must be finite and above 0, got {clip_norm}")
     each = jax.vmap(jax.grad(loss), in_axes=(None, *(0 for _ in batch)))(params, *batch)
     rows = [
         leaf.astype(jnp.float32).reshape(len(leaf), math.prod(leaf.shape[1:]))
@@ -53,7 +56,12 @@ def clipped_sums(
     # Norms and factors are rounded in float32; both err on the side of a shorter gradient.
     norms = unit * jnp.sqrt(sum(squares)) * (1.0 + _ROUNDING)
     factors = (1.0 - _ROUNDING) * clip_norm / jnp.maximum(norms, clip_norm)
-    counts = jnp.isfinite(norms) if mask is None else jnp.isfinite(norms) & (mask > 0)
+    if mask is not None and jnp.shape(mask) != norms.shape:
+        raise ValueError(
+            f"mask must have one number for each of the {len(norms)} examples, got an array of "
+            f"shape {jnp.shape(mask)}; pass jnp.arange({len(norms)}) < n for n examples"
+        )
+    counts = jnp.isfinite(norms) if mask is None else jnp.isfinite(norms) & (jnp.asarray(mask) > 0)
     factors = jnp.where(counts, factors, 0.0)
     # What does not count may be anything, and must not turn 0·NaN into NaN.
     each = jax.tree.map(

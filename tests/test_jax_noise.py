@@ -197,6 +197,13 @@ def test_rows_of_several_steps_by_vmap_over_the_step():
         assert np.abs(np.asarray(row) - expected).max() < 1e-6
 
 
+def test_the_same_noise_where_jit_is_disabled():
+    noise, zeros = correlated_noise(MECHANISM, KEY, scale=1.0), jnp.zeros((2, 300))
+    with jax.disable_jit():
+        found, _ = noise.update(zeros, noise.init(zeros))
+    assert np.abs(flat(found) - CorrelatedNoise(MECHANISM, KEY).row(0, 0, 600)).max() < 1e-6
+
+
 def test_a_mechanism_that_needs_stored_noise_is_refused():
     part = cn.Participation(num_steps=20, min_sep=10, max_participations=2)
     blt = cn.mechanisms.blt(cn.workloads.prefix_sum(20), part, num_buffers=2)

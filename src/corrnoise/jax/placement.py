@@ -85,7 +85,8 @@ def add_noise(values: Array, secret: Array, weights: Array, step: Array, place: 
         ]
         return lax.map(lambda each: add(*each), tuple(whole)), True
 
-    return add(values, secret, weights, step)
+    with jax.disable_jit(False):  # loops of a kernel cannot run step by step
+        return add(values, secret, weights, step)
 
 
 @partial(custom_partitioning, static_argnums=(4,))

@@ -10,7 +10,14 @@ import optax
 import pytest
 
 import corrnoise as cn
-from corrnoise.jax import NoiseState, correlated_noise, pallas_kernel, secret_words, slices
+from corrnoise.jax import (
+    NoiseState,
+    correlated_noise,
+    pallas_kernel,
+    secret_words,
+    slices,
+    transformation,
+)
 from corrnoise.jax.chacha import in_registers, in_rows
 from corrnoise.jax.rows import Source, blocks_of, noise_of
 from corrnoise.noise import CorrelatedNoise, Key, NoiseStream
@@ -138,6 +145,27 @@ def test_in_a_chain_of_optax_with_bfloat16():
     expected = -0.5 * CorrelatedNoise(MECHANISM, KEY).row(0, 0, 600)
     assert updates["w"].dtype == jnp.bfloat16
     assert np.abs(np.asarray(updates["w"], np.float32) - expected).max() < 2**-8 * 4
+
+
+def test_two_groups_of_leaves_with_one_noise_are_refused(monkeypatch):
+    monkeypatch.setattr(transformation, "_GROUPS", {})
+    params = {"a": jnp.zeros(5), "b": jnp.zeros(5)}
+
+    def grouped(*streams):
+        noises = [correlated_noise(MECHANISM, KEY, scale=1.0, stream=k) for k in streams]
+        return optax.multi_transform(
+            {k: optax.chain(noise, optax.sgd(0.1)) for k, noise in enumerate(noises)},
+            {"a": 0, "b": 1},
+        )
+
+    for _ in range(2):  # the same groups again, as in a notebook
+        state = grouped(1, 2).init(params)
+    updates, _ = grouped(1, 2).update(params, state)
+    assert not np.any(np.asarray(updates["a"]) == np.asarray(updates["b"]))
+    with pytest.raises(ValueError, match="key and stream must serve one group of leaves"):
+        grouped(3, 3).init(params)
+    frozen = {0: correlated_noise(MECHANISM, KEY, scale=1.0), 1: optax.set_to_zero()}
+    optax.multi_transform(frozen, {"a": 0, "b": 1}).init(params)
 
 
 @pytest.mark.parametrize("kind", [jnp.float16, jnp.int32, jnp.complex64])

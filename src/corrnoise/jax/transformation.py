@@ -28,6 +28,8 @@ Tree: TypeAlias = Any
 _LARGEST = 1 << 36
 _LARGEST_LEAF = (1 << 31) - 1
 _KINDS = ("float32", "bfloat16")
+# The leaves that have the noise of a key and stream, where optax masks the others.
+_GROUPS: dict[tuple[str, int], tuple[str, ...]] = {}
 
 
 class _Leaf(NamedTuple):
@@ -110,6 +112,7 @@ def correlated_noise(
     n = mechanism.num_steps
 
     def init(params: Tree) -> Any:
+        _check_group(source, params)
         return NoiseState(jnp.zeros((), jnp.int32), layout_of(params))
 
     def update(
@@ -139,6 +142,26 @@ def correlated_noise(
         return jax.tree.unflatten(structure, noisy), NoiseState(after, state.layout)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_group(source: NoiseStream, params: Tree) -> None:
+    """Raise where other leaves of a masked pytree already have the noise of this key and stream."""
+
+    def masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    if not any(map(masked, jax.tree.leaves(params, is_leaf=masked))):
+        return
+    own = tuple(
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)
+    )
+    if _GROUPS.setdefault((source.key.fingerprint, source.stream), own) != own:
+        raise ValueError(
+            f"key and stream must serve one group of leaves, got stream={source.stream} for two "
+            "groups of multi_transform or masked: both would get the same noise, and the "
+            "difference of their gradients none; put correlated_noise before multi_transform in "
+            "a chain, or give each group a stream of its own"
+        )
 
 
 def _check_place() -> None:

@@ -312,7 +312,7 @@ def versions() -> dict[str, str]:
     from importlib import metadata
 
     found = {"python": platform.python_version(), "corrnoise": __version__}
-    for name in ("numpy", "scipy", "torch", "opacus", "dp_accounting"):
+    for name in ("numpy", "scipy", "torch", "opacus", "jax", "jaxlib", "dp_accounting"):
         if name in sys.modules:
             try:
                 found[name] = metadata.version(name.replace("_", "-"))

@@ -1,5 +1,6 @@
 """Private runs in JAX: the same as in PyTorch, resumed, refused, and exchanged with jax_privacy."""
 
+import dataclasses
 import importlib.util
 import os
 import threading
@@ -148,6 +149,19 @@ def test_another_run_with_the_same_key_is_refused(small, tmp_path, change, messa
     (tmp_path / "ledger").unlink()
     with pytest.raises(ValueError, match="key must be new or come with the ledger of its run"):
         small(tmp_path)
+
+
+def test_a_plan_priced_before_rounding_is_refused(plan):
+    part = plan.participation
+    exact = cn.mechanisms.bisr(cn.workloads.sgd(part.num_steps, momentum=0.9), num_bands=4)
+    budget = cn.calibrate(exact, part, epsilon=3, delta=1e-4, sampling="fixed")
+    with pytest.raises(ValueError, match="plan must be priced for the coefficients that run"):
+        PrivateRun(
+            dataclasses.replace(plan, calibration=budget),
+            {"w": jnp.zeros(3)},
+            clip_norm=1.0,
+            data="none",
+        )
 
 
 def test_a_key_of_this_process_serves_one_run(small):

@@ -98,6 +98,12 @@ def correlated_noise(
         raise ValueError(
             f"plan must be a Plan or a Mechanism, got {type(plan).__name__}; use corrnoise.plan"
         )
+    if isinstance(plan, Plan) and mechanism.in_float32() != mechanism:
+        raise ValueError(
+            f"plan must be priced for the coefficients that run, rounded to float32, got "
+            f"{mechanism!r} before rounding, whose sensitivity may be smaller; use "
+            "corrnoise.plan, or calibrate mechanism.in_float32()"
+        )
     size = _scale(plan, clip_norm, scale)
     if rounds is None:
         rounds = plan.rounds if isinstance(plan, Plan) else 20

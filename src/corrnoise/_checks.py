@@ -77,7 +77,7 @@ def probability(name: str, value: object) -> float:
 
 
 def choice(name: str, value: object, options: tuple[str, ...]) -> str:
-    """Return ``value`` if it is one of ``options``, or raise with the nearest one."""
+    """Return ``value`` if it is one of ``options``, or raise and suggest the nearest one."""
     if value not in options:
         import difflib  # deferred for a quick import
 
@@ -89,7 +89,7 @@ def choice(name: str, value: object, options: tuple[str, ...]) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name as people write it from memory."""
+    """A name without case, hyphens, underscores and spaces, to compare spellings."""
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 

@@ -51,7 +51,7 @@ def explained(missing: ModuleNotFoundError) -> ModuleNotFoundError:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra, which works in a clone: the package is on no registry."""
+    """The command that installs an extra; it names a clone, as the package is on no registry."""
     return f"in a clone of corrnoise, pip install '.[{extra}]'"
 
 

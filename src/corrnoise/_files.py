@@ -35,7 +35,7 @@ def replacing(
         yield file
         _flush(file)
         if previous is not None and place.exists():
-            # A link, so that a complete file has the name at every moment.
+            # A hard link keeps a complete file under ``path`` at every moment.
             _link_over(place, Path(previous))
         if isinstance(name, Path):
             os.replace(name, place)
@@ -76,7 +76,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_to_append(path: str | os.PathLike[str]) -> IO[bytes]:
-    """An open file that is only added to; a new one may be read by its owner alone (mode 0600)."""
+    """Open a file to append to it; only its owner may read a new one (mode 0600)."""
     return open(path, "a+b", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
@@ -112,7 +112,7 @@ def lock(file: IO[bytes]) -> None:
 
 @contextmanager
 def _naming(path: str | os.PathLike[str]) -> Generator[None]:
-    """Name the file in an error of the system that names none, such as that of a full disk."""
+    """Add the file's name to an ``OSError`` that has none, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -123,9 +123,10 @@ def _naming(path: str | os.PathLike[str]) -> Generator[None]:
 
 @contextmanager
 def _nameless(place: Path, mode: int) -> Generator[tuple[IO[bytes], str | Path]]:
-    """A new file with no name in the folder, where the system has such files, and how to link it.
+    """A new file without a name in its folder (``O_TMPFILE``), and the path to link it from.
 
-    So that a crash leaves neither a copy of a secret nor half of a large file behind.
+    A crash then leaves neither a copy of a secret nor half of a large file behind. Systems without
+    such files get a temporary file with a name.
     """
     try:
         os.stat("/proc/self/fd")
@@ -155,21 +156,21 @@ def _temporary(place: Path) -> Path:
 
 
 def _link_over(name: str | Path, place: Path) -> None:
-    """A hard link that takes the place of any existing file, in one step."""
+    """Make a hard link that atomically replaces any existing file."""
     spare = _temporary(place)
     _link(name, spare)
     try:
         os.replace(spare, place)
     finally:
-        spare.unlink(missing_ok=True)  # it stays where both were the same file already
+        spare.unlink(missing_ok=True)  # ``replace`` leaves it if both were the same file
 
 
 def _link(name: str | Path, place: Path) -> None:
-    """A hard link; a nameless file is linked through its symbolic link under /proc."""
+    """Make a hard link; a file without a name is linked through its symbolic link in /proc."""
     if isinstance(name, Path):
         os.link(name, place)
         return
-    folder = os.open(place.parent, os.O_RDONLY)  # with a folder Python follows symbolic links
+    folder = os.open(place.parent, os.O_RDONLY)  # Python follows symbolic links only with a folder
     try:
         os.link(name, place, src_dir_fd=folder, follow_symlinks=True)
     finally:

@@ -1,4 +1,4 @@
-"""Results that are computed once, whichever thread asks first."""
+"""A thread-safe cache: each result is computed once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """Results by key. Who asks for one that is under way waits for it; a failure is not kept.
+    """A thread-safe cache of results by key.
+
+    A thread that asks for a result that another thread is computing waits for it. A computation
+    that raises is not cached.
 
     Args:
-        most: results that are kept; the oldest make room. All are by default.
+        most: the largest number of cached results; the oldest are dropped. No limit by default.
     """
 
     def __init__(self, most: float = math.inf) -> None:
@@ -22,19 +25,19 @@ class Once(Generic[T]):
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything; also what a thread is making that a fork has left behind."""
+        """Forget all results, and computations whose threads do not exist after a fork."""
         self._lock = Lock()
         self._found: dict[Hashable, T] = {}
         self._making: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The result with this key, made where it is not known."""
+        """The cached result with this key, or the result of ``make``, which is then cached."""
         with self._lock:
             if key in self._found:
                 return self._found[key]
             turn = self._making.setdefault(key, RLock())
         with turn:
-            with self._lock:  # another thread may make room
+            with self._lock:  # another thread may have computed or dropped it
                 if key in self._found:
                     return self._found[key]
             try:

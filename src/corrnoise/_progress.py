@@ -20,18 +20,19 @@ _PATIENCE = 1.0  # seconds of work before a bar is shown
 
 
 class Bar:
-    """A bar on standard error, shown after a second; silent if that is no terminal or notebook.
+    """A progress bar on standard error, shown after one second of work.
 
-    As a context manager it removes the bar when the block ends.
+    Nothing is printed unless standard error is a terminal or the output of a notebook. As a context
+    manager it removes the bar when the block ends.
 
     Args:
-        title: before the bar.
-        at_once: whether it is shown from the beginning.
+        title: the text before the bar.
+        at_once: whether the bar is shown from the beginning.
     """
 
     def __init__(self, title: str = "", *, at_once: bool = False) -> None:
         self._title, self._at_once = title, at_once
-        self._start, self._length = time.monotonic(), 0  # of what is shown
+        self._start, self._length = time.monotonic(), 0  # length of the line shown
 
     def __call__(self, done: int, total: int) -> None:
         """Redraw the bar."""
@@ -41,7 +42,7 @@ class Bar:
         total = max(total, 1)
         title = f"{self._title} " if self._title else ""
         says = f" {100 * done // total:3d} % {seconds:.0f} s"
-        # A line that a terminal breaks in two cannot be drawn over.
+        # A line that the terminal wraps cannot be redrawn.
         room = shutil.get_terminal_size().columns - len(title) - len(says) - 1
         width = max(0, min(_WIDTH, room))
         filled = width * done // total
@@ -50,7 +51,7 @@ class Bar:
             self.clear()
 
     def clear(self) -> None:
-        """Remove the bar, by spaces: notebooks know no other way."""
+        """Overwrite the bar with spaces, the only way that notebooks support."""
         if self._length:
             self._draw(" " * self._length)
             self._draw("")
@@ -67,7 +68,7 @@ class Bar:
 
 
 def _seen() -> bool:
-    """Whether a person sees standard error: on a terminal, or below the cell of a notebook."""
+    """Whether standard error is shown to a person: on a terminal, or in a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 

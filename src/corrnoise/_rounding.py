@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
-# Relative: the accountants move every result by as much to the private side, and that margin is not
-# to cost a digit: 9 stays 9.
+# Relative. The accountants move every result by this much toward privacy; printing ignores the
+# margin, so that 9 is printed as 9.
 _MARGIN = 1e-12
 
 
@@ -38,7 +38,7 @@ def rounded_down(value: float, digits: int = 4) -> str:
 
 
 def with_decimals(value: float, decimals: int) -> str:
-    """``value`` with so many decimals and never below it: a noise multiplier in a table.
+    """``value`` with this many decimals, never below it: for a noise multiplier in a table.
 
     >>> with_decimals(5.683447, 3), with_decimals(1.5, 2)
     ('5.684', '1.50')
@@ -48,7 +48,7 @@ def with_decimals(value: float, decimals: int) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A count with its noun.
+    """A count with its noun, in the plural unless the count is 1.
 
     >>> counted(1, "step"), counted(1200, "step")
     ('1 step', '1,200 steps')

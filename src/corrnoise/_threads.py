@@ -1,8 +1,9 @@
-"""How many threads work: ours, one for each processor, and one BLAS thread for each of ours.
+"""Thread counts: a pool with one thread for each processor, and one BLAS thread for each of these.
 
-A BLAS library starts as many threads as there are cores, whatever else runs. Beside our own threads
-or other busy processes they wait for each other, and a search takes many times as long. With one
-thread the results do not depend on the number of cores either. It needs ``threadpoolctl``.
+A BLAS library starts one thread for each core, even where our own threads or other processes keep
+the cores busy. The threads then wait for each other, and a search takes many times as long. With
+one BLAS thread the results do not depend on the number of cores either. Limiting BLAS needs
+``threadpoolctl``.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def processors() -> int:
-    """How many processors this process may use: those of its affinity, where the system has it."""
+    """How many processors this process may use: its CPU affinity, where the system has one."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return found or 1
 
 
 @contextmanager
 def pool() -> Generator[ThreadPoolExecutor, None, None]:
-    """A thread for each processor; after an error or Ctrl-C nothing more is begun."""
+    """A pool with a thread for each processor; it starts no more work after an error or Ctrl-C."""
     found = ThreadPoolExecutor(processors())
     try:
         yield found
@@ -37,7 +38,7 @@ def pool() -> Generator[ThreadPoolExecutor, None, None]:
 
 @contextmanager
 def one_blas_thread() -> Generator[None, None, None]:
-    """Within it, BLAS uses one thread; a function may be decorated with it."""
+    """Limit BLAS to one thread within a block, or within a function that it decorates."""
     if importlib.util.find_spec("threadpoolctl") is None:
         yield
         return
@@ -47,7 +48,7 @@ def one_blas_thread() -> Generator[None, None, None]:
 
 @cache
 def _controller() -> ThreadpoolController:
-    """The BLAS libraries of NumPy and SciPy, looked for once: it takes milliseconds."""
+    """The BLAS libraries of NumPy and SciPy; cached, as finding them takes milliseconds."""
     import scipy.linalg  # noqa: F401  # pyright: ignore[reportUnusedImport]
     from threadpoolctl import ThreadpoolController
 

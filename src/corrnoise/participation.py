@@ -14,7 +14,10 @@ from corrnoise._rounding import counted
 
 @dataclass(frozen=True)
 class Participation:
-    """b-min-separated participation: at most k steps, any two at least b apart.
+    """b-min-separated participation: at most k of n steps use an example, any two at least b apart.
+
+    These are assumptions on the batches: a sensitivity or an ε for a participation holds for
+    training that keeps to it.
 
     Attributes:
         num_steps: n, the number of training steps.
@@ -61,11 +64,11 @@ class Participation:
 
     @property
     def pattern(self) -> npt.NDArray[np.int64]:
-        """The earliest pattern 0, b, 2b, …, (k-1)b, the worst one for most mechanisms."""
+        """The earliest pattern 0, b, 2b, …, (k-1)b, which is the worst one for most mechanisms."""
         return np.arange(self.max_participations, dtype=np.int64) * self.min_sep
 
     def check_steps(self, num_steps: int, owner: str) -> None:
-        """Raise unless this participation has as many steps as its workload or mechanism."""
+        """Raise unless this participation has the ``num_steps`` of a workload or mechanism."""
         if self.num_steps != num_steps:
             raise ValueError(
                 f"participation.num_steps must be the {owner}'s {num_steps}, got "

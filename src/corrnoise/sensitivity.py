@@ -45,7 +45,7 @@ _MOST_TRANSFORMS = 64
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """A certified sensitivity.
+    """A certified sensitivity: the exact value, or a proven upper bound with its gap.
 
     Attributes:
         value: the number that the noise is scaled to. It is never below the true sensitivity, up
@@ -143,7 +143,7 @@ def autocorrelation(
 
 
 def autocorrelation_bound(strategy_coef: Array, participation: Participation) -> float:
-    """The bound of ``autocorrelation`` alone: two of its five transforms for each m."""
+    """The bound of ``autocorrelation`` without its gradient: two of five FFTs for each m."""
     size = np.abs(strategy_coef)
     length = toeplitz.fast_length(2 * participation.num_steps)
     whole = np.fft.rfft(size, length)
@@ -151,7 +151,7 @@ def autocorrelation_bound(strategy_coef: Array, participation: Participation) ->
 
 
 class _Group(NamedTuple):
-    """The part of the autocorrelation bound that some m have: Σ counts·g[lags]."""
+    """The contribution of some values of m to the autocorrelation bound: Σ counts·g[lags]."""
 
     terms: int
     head: npt.NDArray[np.complex128]
@@ -163,10 +163,10 @@ class _Group(NamedTuple):
 def _groups(
     size: Array, whole: npt.NDArray[np.complex128], length: int, participation: Participation
 ) -> Iterator[_Group]:
-    """The parts of the bound for |c|, whose transform of this length is ``whole``."""
+    """The parts of the bound for ``size`` = |c|; ``whole`` is the FFT of |c| of this length."""
     n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
     for group in np.array_split(np.arange(k), min(k, _MOST_TRANSFORMS)):
-        # All m of a group use the sum of the first one, which is the longest.
+        # All m of a group use the sum of the group's first m, which has the most terms.
         terms = n - int(group[0]) * b
         head = np.fft.rfft(size[:terms], length) if terms < n else whole
         g = np.fft.irfft(np.conj(head) * whole, length)[:n]
@@ -219,7 +219,7 @@ def heaviest_pattern(
 
 
 def _one_more(table: Array, weights: Array, min_sep: int) -> Array:
-    """The largest totals among the first i steps, with one more participation than ``table``."""
+    """The table of the largest totals in the first i steps, with one more participation allowed."""
     before = table[np.maximum(np.arange(1, len(table)) - min_sep, 0)]
     totals = np.zeros_like(table)
     totals[1:] = np.maximum.accumulate(weights + before, axis=0)
@@ -227,7 +227,7 @@ def _one_more(table: Array, weights: Array, min_sep: int) -> Array:
 
 
 def _attained_by_search(strategy_coef: Array, participation: Participation) -> float:
-    """The largest square of a few evenly spaced patterns, with signs chosen one by one."""
+    """The largest squared norm over a few evenly spaced patterns, with greedily chosen signs."""
     n, b, k = participation.num_steps, participation.min_sep, participation.max_participations
     if k > _MOST_TRANSFORMS:
         return 0.0
@@ -260,7 +260,7 @@ def _largest_after(g: Array, min_sep: int, last: int) -> npt.NDArray[np.int64]:
 
 
 def _signed_square(gram: Array) -> float:
-    """A large xᵀGx over vectors of signs x, which are chosen one after the other."""
+    """A large value of xᵀGx for a vector x of signs, which are chosen greedily."""
     signs = np.ones(gram.shape[0])
     for m in range(1, gram.shape[0]):
         signs[m] = 1.0 if gram[m, :m] @ signs[:m] >= 0 else -1.0

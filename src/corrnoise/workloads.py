@@ -38,13 +38,19 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Workload:
-    """A lower-triangular Toeplitz workload A on ``num_steps`` steps.
+    """A lower-triangular Toeplitz workload: the n×n matrix A with A[i, j] = a_{i-j}.
+
+    A maps the gradients of n steps to the iterates of the optimizer; a mechanism factors A = BC.
+    ``prefix_sum``, ``sgd`` and ``toeplitz`` build workloads.
 
     Attributes:
         num_steps: n.
-        series: A(x).
-        decay: α where A is the SGD workload; ``None`` for any other.
-        momentum: β where A is the SGD workload; ``None`` for any other.
+        series: A(x) = Σ_t a_t x^t.
+        decay: α of an SGD workload; ``None`` for any other workload.
+        momentum: β of an SGD workload; ``None`` for any other workload.
+
+    >>> sgd(3, momentum=0.5).first(2).coef
+    array([1. , 1.5])
     """
 
     num_steps: int
@@ -58,7 +64,7 @@ class Workload:
         return _frozen(self.series.coef(self.num_steps))
 
     def first(self, num_steps: int) -> Workload:
-        """The same workload, stopped after ``num_steps`` steps."""
+        """The same workload with fewer steps, at most its own."""
         n = checks.integer("num_steps", num_steps, 1, self.num_steps)
         return Workload(n, self.series, self.decay, self.momentum)
 
@@ -100,7 +106,7 @@ class Workload:
 
 
 def prefix_sum(num_steps: int) -> Workload:
-    """All running sums: SGD with neither momentum nor decay.
+    """The prefix sum A(x) = 1/(1 - x), a matrix of ones: SGD with neither momentum nor decay.
 
     >>> prefix_sum(3).coef
     array([1., 1., 1.])
@@ -109,7 +115,10 @@ def prefix_sum(num_steps: int) -> Workload:
 
 
 def sgd(num_steps: int, *, momentum: float = 0.0, decay: float = 1.0) -> Workload:
-    """The iterates of θ ← α·θ - m, m ← β·m + x̂ as a function of the x̂: A_{α,β} of the paper.
+    """SGD with momentum and weight decay: A(x) = 1/((1 - αx)(1 - βx)), the paper's A_{α,β}.
+
+    Row i of A maps the noisy gradients x̂ to iterate i of m ← β·m + x̂, θ ← α·θ - m, up to the sign
+    and for a learning rate of 1. Building it is O(1); its coefficients are computed on first use.
 
     Args:
         num_steps: n.
@@ -129,7 +138,9 @@ def sgd(num_steps: int, *, momentum: float = 0.0, decay: float = 1.0) -> Workloa
 
 
 def toeplitz(coef: npt.ArrayLike) -> Workload:
-    """Any Toeplitz workload, from its first column.
+    """The Toeplitz workload whose first column is ``coef``; n is its length.
+
+    The entries must be finite and the first one, the diagonal, positive.
 
     >>> toeplitz([1, 0.5, 0.25]).num_steps
     3
@@ -139,7 +150,9 @@ def toeplitz(coef: npt.ArrayLike) -> Workload:
 
 
 def r(num_terms: int) -> Array:
-    """The coefficients r_k = |binom(-1/2, k)| of (1 - x)^{-1/2}, by r_k = (k - 1/2)/k · r_{k-1}.
+    """The coefficients r_k = |binom(-1/2, k)| of (1 - x)^{-1/2}, for 0 ≤ k < num_terms, in O(n).
+
+    The recurrence is r_k = (k - 1/2)/k · r_{k-1}.
 
     >>> r(4)
     array([1.    , 0.5   , 0.375 , 0.3125])
@@ -149,7 +162,9 @@ def r(num_terms: int) -> Array:
 
 
 def r_tilde(num_terms: int) -> Array:
-    """The coefficients r̃_k = (-1)^k binom(1/2, k) of (1 - x)^{1/2}, by r̃_k = (k - 3/2)/k · r̃_{k-1}.
+    """The coefficients r̃_k = (-1)^k binom(1/2, k) of (1 - x)^{1/2}, k < num_terms, in O(n).
+
+    The recurrence is r̃_k = (k - 3/2)/k · r̃_{k-1}.
 
     >>> r_tilde(4)
     array([ 1.    , -0.5   , -0.125 , -0.0625])
@@ -159,18 +174,26 @@ def r_tilde(num_terms: int) -> Array:
 
 
 def sgd_sqrt(num_terms: int, decay: float, momentum: float) -> Array:
-    """The c_k of A_{α,β}^{1/2}, by (k+1)·c_{k+1} = (α+β)(k+1/2)·c_k - αβ·k·c_{k-1}.
+    """The first coefficients c_k of A_{α,β}^{1/2}, in O(num_terms).
 
-    The recurrence is the differential equation of ((1-αx)(1-βx))^{-1/2} read off at x^k; c is its
-    dominant solution, so running it forward is stable (paper: Theorem 1 of Kalinin and Lampert).
+    The recurrence (k+1)·c_{k+1} = (α+β)(k+1/2)·c_k - αβ·k·c_{k-1} follows from the differential
+    equation of ((1-αx)(1-βx))^{-1/2}, by comparing coefficients of x^k. c is its dominant solution,
+    so running it forward is stable (paper: Theorem 1 of Kalinin and Lampert).
+
+    >>> sgd_sqrt(4, decay=1.0, momentum=0.0)
+    array([1.    , 0.5   , 0.375 , 0.3125])
     """
     return _legendre(num_terms, decay, momentum, 0.5)
 
 
 def sgd_inverse_sqrt(num_terms: int, decay: float, momentum: float) -> Array:
-    """The c̃_k of A_{α,β}^{-1/2}, by (k+1)·c̃_{k+1} = (α+β)(k-1/2)·c̃_k - αβ(k-2)·c̃_{k-1}.
+    """The first coefficients c̃_k of A_{α,β}^{-1/2}, in O(num_terms).
 
-    Paper: Lemma "Inverse Square Root of the Matrix A_{α,β}".
+    The recurrence is (k+1)·c̃_{k+1} = (α+β)(k-1/2)·c̃_k - αβ(k-2)·c̃_{k-1} (paper: Lemma "Inverse
+    Square Root of the Matrix A_{α,β}").
+
+    >>> sgd_inverse_sqrt(4, decay=1.0, momentum=0.0)
+    array([ 1.    , -0.5   , -0.125 , -0.0625])
     """
     return _legendre(num_terms, decay, momentum, -0.5)
 

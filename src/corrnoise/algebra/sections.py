@@ -54,7 +54,7 @@ class Section:
 
 
 def sections(series: Rational) -> tuple[Section, ...]:
-    """The recursions of a series, one for each pair of factors, to be run one after the other."""
+    """The recursions of a series, one for each pair of factors; each runs on the one before it."""
     one = np.ones(1)
     pairs = zip_longest(series.numerator, series.denominator, fillvalue=one)
     return tuple(_section(numerator, denominator) for numerator, denominator in pairs)

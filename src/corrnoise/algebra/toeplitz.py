@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-# Above these lengths the FFT is faster; measured for n from 2^8 to 2^20, they hardly change.
+# Above these lengths the FFT is faster. Measured for n from 2^8 to 2^20, where they hardly change.
 _LONGEST_FACTOR = 256
 _LONGEST_DIVISOR = 96
-# Numbers that fit into a cache, and numbers of bands that are stored at once.
+# How many float64 fit into a cache, and how many entries of a banded system are stored at once.
 _CACHED, _SOLVED = 1 << 15, 1 << 20
 
 
@@ -177,7 +177,7 @@ def fast_length(least: int) -> int:
 
 
 def _divided(x: Array, right: Array) -> Array:
-    """The series x over a short one, by its recursion: a banded triangular system, in parts."""
+    """x(x)/right(x) for a short divisor: a banded triangular system, solved in parts."""
     # Deferred, like all of SciPy. Importing scipy.signal for its lfilter would take a second.
     from scipy.linalg.lapack import dtbtrs
 
@@ -186,7 +186,7 @@ def _divided(x: Array, right: Array) -> Array:
     bands = np.asfortranarray(np.broadcast_to(right[:, None], (right.size, min(size, x.size))))
     for start in range(0, x.size, size):
         rest = x[start : start + size].copy()
-        if start and order:  # what the results before still take away
+        if start and order:  # the terms of the results before this part
             before = np.convolve(result[start - order : start], right)[order : 2 * order]
             rest[:order] -= before[: rest.size]
         found, _ = dtbtrs(bands[:, : rest.size], rest[:, None], uplo="L")

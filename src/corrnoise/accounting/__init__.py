@@ -1,4 +1,4 @@
-"""Privacy accounting as functions of numbers and vectors: the samplings are priced with it."""
+"""Privacy accounting as functions of numbers and vectors; the samplings compute ε and δ with it."""
 
 from corrnoise.accounting import gaussian
 from corrnoise.accounting.balls_in_bins import Estimate

@@ -1,22 +1,23 @@
-r"""Balls-in-bins with equal inner products, to any accuracy and with no random draws.
+r"""Balls-in-bins with equal inner products: δ to any accuracy, with no random draws.
 
 Under Q let X_j = e^{x_j} with x_j = ⟨m_j, y⟩/σ² - ‖m_j‖²/(2σ²), so that P/Q = mean_j X_j and
 
     δ_remove(ε) = E_Q[(mean_j X_j - e^ε)_+],   δ_add(ε) = E_Q[(1 - e^ε·mean_j X_j)_+].
 
 **Comparison.** Both are E_Q[F(mean_j X_j)] with a convex F, and so they grow with every entry of
-the Gram matrix (Kahane, 1986): for Gaussian vectors with covariances K ≤ K', entry by entry,
-interpolate by x(s) with covariance (1-s)K + sK'. Gaussian integration by parts gives
+the Gram matrix (Kahane, 1986). To see this, take Gaussian vectors with covariances K ≤ K', entry by
+entry, and interpolate between them by x(s) with covariance (1-s)K + sK'. Gaussian integration by
+parts gives
 
     d/ds E[F(mean_j X_j)] = ½ b^{-2} Σ_jl (K'_jl - K_jl)·E[F''(mean_j X_j) X_j X_l] ≥ 0
 
-(for a smooth F; every convex F is a limit of such). So any Gram matrix that is nowhere smaller
-gives an upper bound.
+(for a smooth F; every convex F is a limit of smooth ones). So every Gram matrix whose entries are
+no smaller gives an upper bound.
 
 **Independent bins and a common part.** Let all inner products of different means be g·σ². Then
 X_j = e^{√g z - g/2}·Y_j with independent Y_j = e^{√v_j z_j - v_j/2}. Given the Y_j, the integral
-over z is the δ of a Gaussian mechanism, in closed form; what remains is the law of Y_1 + … + Y_b,
-a sum of independent variables. For C = I, g = 0, and the result is the exact δ of random allocation
+over z is the δ of a Gaussian mechanism, in closed form. It depends only on the sum of the Y_j,
+whose law is a convolution. For C = I, g = 0, and the result is the exact δ of random allocation
 (Feldman and Shenfeld, 2025) up to the grid.
 
 **The grid.** Each Y_j is moved to the two neighbouring points of a grid so that its mean is kept.
@@ -25,14 +26,15 @@ the largest grid point T, for removing,
 
     E_Q[mean_j Y_j; some Y_j > T] ≤ mean_j (P_j(Y_j > T) + Σ_l Q(Y_l > T))
 
-is added, P_j being Q weighted by Y_j; for adding, a Y_j > T is replaced by T. The sum's law is a
-product of Fourier transforms, tilted by e^{λs} so that δ has a small relative error however small
-it is. The transforms' rounding errors are bounded and added. Sums beyond the period of the
-transform appear at smaller values; their mass is bounded by Markov's inequality and added for
-removing; for adding, a sum beyond the period is worth no more than one at the period, which is
-added.
+is added, where P_j is Q weighted by Y_j; for adding, a Y_j > T is replaced by T. The sum's law is
+a product of Fourier transforms, tilted by e^{λs} so that even a very small δ has a small relative
+error. The transforms' rounding errors are bounded and added.
 
-One evaluation takes some milliseconds, whatever the number of bins is.
+The transform is periodic, so sums beyond its period appear at smaller values. For removing, their
+mass is bounded by Markov's inequality and added. For adding, such a sum contributes at most as much
+as a sum at the period, and this is added.
+
+One evaluation takes a few milliseconds, for any number of bins.
 """
 
 from __future__ import annotations
@@ -49,25 +51,25 @@ from corrnoise.accounting import convolution
 from corrnoise.accounting.bins import Bins
 
 Array = npt.NDArray[np.float64]
-# (variance, number of bins) of the bins' own parts.
+# Pairs (variance of the bins' own parts, number of such bins).
 Groups = Sequence[tuple[float, int]]
 
-# Grid points to compare settings, and to evaluate the best of them.
+# Grid points of a coarse evaluation, which compares settings, and of a fine one.
 _COARSE, _FINE = 1 << 11, 1 << 15
-# The largest grid point in units of the sum at which δ begins.
+# Values to try for the largest grid point, in units of the threshold of the sum, b·e^{±ε}.
 _REACHES = (1.5, 4.0, 12.0, 40.0, 150.0)
 # The largest exponent of the tilt at the end of the grid, of either sign.
 _MOST_TILT = 600.0
-# The relative rounding error of all arithmetic but transforms and tilts is far below this.
+# The relative rounding error of all other arithmetic (no transforms, no tilts) is far below this.
 _ARITHMETIC = 1e-6
-# The relative error of a power, for each of its factors, as a part of that of a transform.
+# The relative error of a power for each of its factors, as a fraction of a transform's error.
 _POWER = 1.0 / 8.0
-# The part of the tilt with the least rounding errors that is used for removing: sums beyond the
-# period count e^{λ·period} times.
+# For removing, only this fraction of the tilt with the least rounding errors is used, since sums
+# beyond the period count e^{λ·period} times.
 _EASE = 0.65
-# Beyond this ε numbers would overflow.
+# A larger ε would overflow.
 _LARGEST_EPSILON = 500.0
-# Variances below this would cancel. They are raised to it, which raises δ.
+# Smaller variances would suffer cancellation. They are raised to this, which only raises δ.
 _LEAST_VARIANCE = 1e-14
 # The relative rounding error of the two terms of a difference.
 _CANCELLATION = 4e-15
@@ -77,10 +79,10 @@ _MOST_GROUPS = 4
 
 @dataclass(frozen=True)
 class Comparison:
-    """Independent bins with a common part that may replace the bins of a strategy.
+    """Independent bins with a common part, whose δ is an upper bound for the bins of a strategy.
 
     Attributes:
-        groups: (‖·‖² of the own part, number of bins), for σ = 1.
+        groups: pairs (squared norm of the bins' own parts, number of such bins), for σ = 1.
         common: the common inner product g, for σ = 1.
     """
 
@@ -88,11 +90,11 @@ class Comparison:
     common: float
 
     def __call__(self, sigma: float, epsilon: float) -> float:
-        """An upper bound of δ(ε) of both directions at this noise."""
+        """An upper bound of δ(ε) in both directions at this noise."""
         return delta(*self._at(sigma), epsilon)
 
     def coarse(self, sigma: float, epsilon: float, most: float = math.inf) -> float:
-        """The same on a coarse grid, to compare; of one direction where that is above ``most``."""
+        """The bound on a coarse grid, to compare; one direction only if it exceeds ``most``."""
         if not 0.0 <= epsilon <= _LARGEST_EPSILON:
             return 1.0
         remove = _best(_remove, *self._at(sigma), epsilon)[0]
@@ -104,13 +106,13 @@ class Comparison:
 
 
 def comparisons(bins: Bins) -> list[Comparison]:
-    r"""The comparisons that hold for these bins; for orthogonal means one that is tight.
+    r"""The comparisons that are valid for these bins; for orthogonal means a single, tight one.
 
     If the means are orthogonal, their squares are used as they are. Otherwise, for a distance w,
-    the t = ⌊b/w⌋ bins r, r+w, …, counted mod b, are at least w apart either way round. P is the
-    average over r of their mixtures P_r, and the hockey-stick divergence is jointly convex; so δ is
-    at most that of t means with the largest square and the largest inner product at a distance of w
-    to b-w.
+    the t = ⌊b/w⌋ bins r, r+w, …, counted mod b, are at least w apart in both directions. P is the
+    average over r of their mixtures P_r, and the hockey-stick divergence is jointly convex. So δ is
+    at most that of t means with the largest square, and with the largest inner product at distances
+    from w to b-w.
     """
     b, lags = bins.every_square.size, np.maximum(bins.every_lag, 0.0)
     if bins.orthogonal:
@@ -126,7 +128,7 @@ def comparisons(bins: Bins) -> list[Comparison]:
 
 
 def delta(groups: Groups, common: float, epsilon: float) -> float:
-    """An upper bound of δ(ε), tight up to the grid, for own variances and a common part g.
+    """An upper bound of δ(ε) in both directions, tight up to the grid.
 
     >>> one_of_five = [(1.0, 5)]  # random allocation of one step in five, noise multiplier 1
     >>> round(delta(one_of_five, 0.0, 1.0), 5)
@@ -148,7 +150,7 @@ def _best(
     common: float,
     epsilon: float,
 ) -> tuple[float, float]:
-    """The least δ on a coarse grid over the reaches, and the reach that has it."""
+    """The least δ on a coarse grid over all reaches, and the reach that attains it."""
     return min((direction(groups, common, epsilon, reach, _COARSE), reach) for reach in _REACHES)
 
 
@@ -172,7 +174,7 @@ def _remove(groups: Groups, common: float, epsilon: float, reach: float, points:
         law += term
         least *= np.abs(transforms[i]) ** max(count - 2, 0)
     mean = max(float(mass @ values) for mass, _ in tilted)
-    # The error of a product is at most that of each factor with all others; Cauchy and Schwarz.
+    # The error of a product is at most that of each factor times all others (Cauchy-Schwarz).
     size = max(float(np.linalg.norm(mass)) * mean for mass, _ in tilted)
     size = max(size, *(float(np.linalg.norm(mass * values)) for mass, _ in tilted))
     error = b * _error(b, size, mean, least)
@@ -202,7 +204,7 @@ def _add(groups: Groups, common: float, epsilon: float, reach: float, points: in
     size = max(float(np.linalg.norm(mass)) for mass, _ in tilted)
     error = _error(b, size, 1.0, least)
     worth = _scaled(worth, log_total - tilt * sums)
-    # A sum beyond the period, which is more than 1, is worth no more than one at the period.
+    # A sum beyond the period, which is above 1, contributes at most as much as one at the period.
     beyond = float(_put(np.array([2.0 * reach]), common)[0])
     return _rounded_up(_sum(law, worth, error) + beyond, b)
 
@@ -216,7 +218,7 @@ class _Law(NamedTuple):
 
 
 def _on_grid(variance: float, log_unit: float, reach: float, points: int) -> _Law:
-    """The law of Y = e^{√v z - v/2} on Y ≤ T, with the mean kept; values in units of e^log_unit."""
+    """The law of Y = e^{√v z - v/2} on Y ≤ T, its mean preserved; values in units of e^log_unit."""
     from scipy.special import ndtr  # deferred, like all of SciPy, for a quick import
 
     step = reach / points
@@ -250,10 +252,10 @@ def _tilted(
     bounds: tuple[float, float],
     part: float,
 ) -> tuple[float, float, list[tuple[Array, int]]]:
-    """λ, the logarithm of the total mass under e^{λs}, and the laws so tilted, of mass 1.
+    """λ, the logarithm of the total mass under e^{λs}, and the tilted laws, normalised to mass 1.
 
-    The result does not depend on λ but for rounding errors, which grow with the total mass times
-    the sum of e^{-λs}·``worth``. A ``part`` of the λ that makes this product smallest is taken.
+    Only rounding errors depend on λ. They grow with the total mass times the sum of
+    e^{-λs}·``worth``; the λ that minimises this product is taken, times ``part``.
     """
     from scipy.optimize import minimize_scalar
 
@@ -318,13 +320,13 @@ def _put(sums: Array, common: float) -> Array:
 
 
 def _scaled(worth: Array, exponents: Array) -> Array:
-    """``worth``·e^exponents; 0 where ``worth`` is, however large the exponent."""
+    """``worth``·e^exponents; 0 where ``worth`` is 0, whatever the exponent."""
     with np.errstate(over="ignore"):
         return worth * np.exp(np.where(worth > 0.0, exponents, -np.inf))
 
 
 def _sum(law: npt.NDArray[np.complex128], worth: Array, error: float) -> float:
-    """The sum of ``worth`` over a law given by its transform, whose mass errs by ``error``."""
+    """An upper value of the sum of ``worth`` over a law, given its transform and its error."""
     with np.errstate(invalid="ignore"):
         found = float(np.fft.irfft(law, worth.size) @ worth)
         return max(found, 0.0) + error * float(np.sum(worth))
@@ -335,8 +337,8 @@ def _error(count: int, size: float, most: float, least: Array) -> float:
 
     Args:
         count: the number of factors.
-        size: what an error of one factor's transform is relative to.
-        most: a bound of the product where all factors but two are 1.
+        size: the error of one factor's transform is relative to this.
+        most: a bound of the product with all but two factors replaced by 1.
         least: the size of the other factors at every frequency.
     """
     # The factors' own transforms; the powers, and the inverse transform of the product.

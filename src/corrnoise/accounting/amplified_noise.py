@@ -1,20 +1,24 @@
-r"""The noise that balls-in-bins needs, and its gradient in C: to optimise, not to certify.
+r"""An estimate of the noise that balls-in-bins needs, and its gradient in C, for optimisers.
 
-With the notation of ``balls_in_bins``, y is drawn once as θ(m_{j_1} + … + m_{j_f}) + σz: the tuples
-of bins come from the distribution q that fits a first strategy, and z is standard normal. For any
+It certifies nothing.
+
+With the notation of ``balls_in_bins``, y is drawn once as θ(m_{j_1} + … + m_{j_f}) + σz. The tuples
+of bins come from the distribution q that suits a first strategy, and z is standard normal. For any
 other strategy, with w(j) the weight of a tuple,
 
     δ ≈ (1/N) Σ_i  w(j_i)/(b^f q(j_i)) · e^{L_i}/(mean_j e^{θx_ij})^f · (1 - e^{ε-L_i})_+ ,
 
 which is unbiased and smooth almost everywhere: it is a function of the inner products of the means
-with each other and with the z_i. Only two products are large, one with the n×N matrix of the z_i
-and one for the gradient: O(nbN), in single precision. σ solves δ(σ, C) = δ by Newton's method in
-the logarithms, and its gradient follows from that of δ by the implicit function theorem. Newton's
-method begins where the gradient at the first strategy predicts σ.
+with each other and with the z_i. The cost is O(nbN) in single precision, for two large products:
+one with the n×N matrix of the z_i, one for the gradient.
 
-More than 500 bins are thinned out, as in ``bins``. A C with a coefficient below 0, for which there
-is no analysis, and one so far from the first that few draws count, need infinite noise. Only the
-removal of an example is considered: adding one is seldom worse.
+σ solves δ(σ, C) = δ by Newton's method in the logarithms, and its gradient follows from that of δ
+by the implicit function theorem. Newton's method begins at the σ that the gradient at the first
+strategy predicts.
+
+More than 500 bins are thinned out, as in ``bins``. The noise is infinite for a C with a negative
+coefficient, which has no analysis, and for a C so far from the first one that few draws are
+effective. Only the removal of an example is considered: adding one is seldom worse.
 """
 
 from __future__ import annotations
@@ -32,18 +36,18 @@ from corrnoise.participation import Participation
 Array = npt.NDArray[np.float64]
 
 _MOST_BINS = 500
-# Operations of one product; more draws are not worth their time.
+# The number of draws is limited so that one product takes about this many operations.
 _PRODUCT = 2e9
 _NEWTON_STEPS = 30
-# Where a step of Newton's method is this short, the next one would be about its square.
+# Newton's method stops after a step this short: the next one would be about its square.
 _SHORT = 1e-4
-# A C with less than this fraction of the first one's effective draws is too far from it.
+# A C with fewer effective draws than this fraction of the first C's is too far from it.
 _FEWEST = 0.25
 
 
 @dataclass(frozen=True)
 class _Slopes:
-    """Log δ, and its derivatives in log σ, the Gram matrix, and the products with z.
+    """Log δ and its derivatives with respect to log σ, the Gram matrix, and the products with z.
 
     ``draws`` is the effective number of draws.
     """
@@ -56,7 +60,7 @@ class _Slopes:
 
 
 class AmplifiedNoise:
-    """σ² and its gradient, for strategies not too far from the one that it was built for."""
+    """Estimates σ² and its gradient for strategies that are near the one that it was built for."""
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class AmplifiedNoise:
             self.first = strategy_coef, 0.5 * math.log(squared), slope
 
     def __call__(self, strategy_coef: Array) -> tuple[float, Array]:
-        """The σ² at which δ is met, and its gradient in the coefficients of C; or infinity."""
+        """The estimated σ² and its gradient in the coefficients of C; σ² is infinite if too far."""
         unknown = math.inf, np.zeros_like(strategy_coef)
         if np.min(strategy_coef) < 0.0:
             return unknown

@@ -12,25 +12,25 @@ x_j = ⟨m_j, y⟩/σ² - ‖m_j‖²/(2σ²) and L = log mean_j e^{x_j},
 Only the b numbers ⟨m_j, y⟩ matter; they are Gaussian, with σ² times the Gram matrix
 of the m_j as covariance.
 
-**Removing.** ``few_folds`` draws y from a density with more mass where L is large; with many bins
-and a small ε ``many_folds`` has a smaller weight.
+**Removing.** ``few_folds`` draws y from a density with more mass where L is large. With many bins
+and a small ε, ``many_folds`` has a smaller largest weight W.
 
 **Adding.** L ≥ mean_j x_j (Jensen), so L < -ε needs ⟨m̄, y⟩/σ² < d̄/2 - ε, with m̄ and d̄ the means.
-Hence, with no random draws, δ_add ≤ Φ(-(ε - d̄/2)σ/‖m̄‖), which is often far below any target. Where
-it is not, y is drawn from N(-τm̄, σ²I). The integrand, including its weight
+Hence, with no random draws, δ_add ≤ Φ(-(ε - d̄/2)σ/‖m̄‖), which is often far below the target δ.
+Where it is not, y is drawn from N(-τm̄, σ²I). The integrand, including its weight
 exp(τ⟨m̄, y⟩/σ² + τ²‖m̄‖²/(2σ²)), is at most
 
     exp(τL + τd̄/2 + τ²‖m̄‖²/(2σ²))·(1 - e^{ε+L})_+
       ≤  W = exp(-τ(ε - d̄/2) + τ²‖m̄‖²/(2σ²))·τ^τ/(τ+1)^{τ+1}.
 
-With many bins that vary much, ``low_sums`` has a smaller W.
+With many bins and a large variance of e^{x_j}, ``low_sums`` has a smaller W.
 
 **Certificate.** Let Y_1, …, Y_N be independent draws in [0, W] of expectation δ, φ in (0, 1) and
 λ = φ/W. Then E[Π(1 - λY_i)] = (1 - λδ)^N, so by Markov's inequality, with probability 1 - η,
 
     Nλδ ≤ -N·log(1 - λδ) ≤ log(1/η) - Σ log(1 - λY_i) ≤ log(1/η) + λ·ΣY_i + κλ²·ΣY_i²,
 
-with κ = (-log(1-φ) - φ)/φ². The least value over several φ is taken, which share η.
+with κ = (-log(1-φ) - φ)/φ². The least value over several φ is taken; they share η equally.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ Values = Callable[[np.random.Generator, Noise], Array]
 
 # Floats that one thread draws at a time.
 _BLOCK = 1 << 21
-# With more bins than this it takes long to choose few folds. It is not worth while where more folds
-# than the second number have the least W.
+# With more bins than the first number, choosing few folds takes long. It is skipped where
+# ``many_folds`` has the least W with more folds than the second number.
 _MANY_BINS, _FEW_FOLDS = 400, 8
-# The proposals for many bins are taken where the logarithm of their W is less by this.
+# A proposal for many bins is taken if the logarithm of its W is less by at least this.
 _CLEARLY = math.log(1.5)
-# φ of a certificate, and κ. The last one is the best for 10⁸ draws that are all equal.
+# Pairs (φ, κ) of a certificate. The last φ is the best one for 10⁸ draws that are all equal.
 _PARTS = [
     (part, (-math.log1p(-part) - part) / part**2) for part in (0.9 * 0.5**i for i in range(12))
 ]
-# An estimate may end after this part of its draws, where its mean is too large even if it is less
-# by so many standard errors.
+# An estimate may end early, after at least this fraction of its draws, if its mean minus this many
+# standard errors is still too large.
 _FEWEST_PART, _HOPELESS = 0.1, 3.0
-# The stream of what a direction draws beside the normals.
+# The random stream of each direction, for everything that it draws besides the normals.
 _STREAMS: dict[Direction, int] = {"remove": 0, "add": 1}
 # The limits of log τ of the shift for adding.
 _LOG_TAU = (-6.0, 9.0)
@@ -76,7 +76,10 @@ _LOG_TAU = (-6.0, 9.0)
 
 @dataclass(frozen=True)
 class Estimate:
-    """A probability δ estimated from independent draws.
+    """A probability δ estimated from N independent draws in [0, W], with a certified upper bound.
+
+    ``upper`` is at least δ with probability at least 1 - η over the draws (derived in the module's
+    docstring).
 
     Attributes:
         mean: the unbiased estimate.
@@ -100,9 +103,9 @@ class Estimate:
 
     @property
     def whole_failure_probability(self) -> float:
-        """The failure probability of the certificate that this estimate is one part of.
+        """The failure probability of the whole certificate, of which this estimate is one part.
 
-        Attempt i of a search has the part 2^-i of it, and each direction has half of that.
+        Attempt i of a search has the fraction 2^-i of it, and each direction has half of that.
         """
         return self.failure_probability * 2.0 ** (self.attempt + 1)
 
@@ -112,7 +115,7 @@ class Estimate:
         return self.upper_with(self.samples)
 
     def upper_with(self, samples: int) -> float:
-        """The value of ``upper`` for another number of draws with this mean and variance."""
+        """What ``upper`` would be for another number of draws with this mean and variance."""
         if self.largest == 0.0:
             return self.mean
         log_term = math.log(len(_PARTS) / self.failure_probability)
@@ -169,11 +172,12 @@ def estimates(
     normals: Normals | None = None,
     wanted: float = math.inf,
 ) -> list[Estimate]:
-    """What ``estimate`` gives for each of some directions, from the same normals.
+    """The result of ``estimate`` for several directions, from the same normals.
 
-    They take most of the time. Each estimate has the given failure probability; that they depend on
-    each other does not matter where failure probabilities are added. Where an upper bound is very
-    likely to be above ``wanted``, the draws end early, and that bound is then above it.
+    Drawing normals takes most of the time, so the directions share them. Each estimate has the
+    given failure probability; the estimates are dependent, which a sum of failure probabilities
+    allows. If an upper bound is very likely to end above ``wanted``, the draws end early, and the
+    returned upper bound is above ``wanted``.
     """
     tilts = [shape.at(bins, sigma, epsilon) for shape in shapes.values()]
     work = [(tilt.values, _STREAMS[each]) for tilt, each in zip(tilts, shapes, strict=True)]
@@ -201,7 +205,7 @@ def estimates(
 
 
 def _hopeless(found: Estimate, samples: int, wanted: float) -> bool:
-    """Whether so many draws would hardly certify ``wanted``; those so far certify more."""
+    """Whether all draws would very likely not certify ``wanted``, and those so far do not."""
     less = replace(found, mean=max(found.mean - _HOPELESS * found.standard_error, 0.0))
     return min(less.upper_with(samples), found.upper) > wanted
 
@@ -221,7 +225,7 @@ def best_shape(
     direction: Direction,
     most_triples: int = few_folds.MOST_TRIPLES,
 ) -> Shape:
-    """The proposal with the least W; one for many bins only where its W is clearly less."""
+    """The proposal with the least W; one for many bins is taken only if its W is clearly less."""
     if direction == "add":
         shift = Shift()
         usual = shift.at(bins, sigma, epsilon).log_largest - _CLEARLY
@@ -276,7 +280,7 @@ class Shift(NamedTuple):
 
 
 class Normals:
-    """The Gaussian inner products of a seed's draws, which σ and ε do not change, in float32.
+    """A cache of the Gaussian inner products of a seed's draws, in float32, for all σ and ε.
 
     Args:
         most: the draws of the largest estimate; one with fewer draws takes the first of them.
@@ -289,7 +293,7 @@ class Normals:
     def draw(
         self, bins: Bins, generator: np.random.Generator, count: int, key: tuple[int, ...]
     ) -> Noise:
-        """The next draws of a generator, which is left in the state that it has after them."""
+        """The next draws of a generator, whose state advances as if they had been drawn."""
         if key not in self._kept:
             noise = bins.draw_rounded(generator, count)
             self._kept[key] = noise, generator.bit_generator.state
@@ -304,10 +308,10 @@ def _in_blocks(
     seed: tuple[int, ...],
     normals: Normals | None,
 ) -> Generator[tuple[int, Array], None, None]:
-    """Counts, and the sums and sums of squares of integrands, block by block, on all cores.
+    """For each block: the number of draws, and sums and sums of squares of the integrands.
 
-    ``work`` has the integrands, each with the stream of what it draws beside the normals; stream 0
-    is that of the normals, after them.
+    Blocks are computed on all cores. ``work`` has the integrands, each with the random stream of
+    everything that it draws besides the normals; stream 0 continues that of the normals.
     """
     most = max(1, _BLOCK // bins.num_bins)
     size = min(samples, most)
@@ -327,7 +331,7 @@ def _in_blocks(
         found = [values(generator(stream) if stream else first, noise) for values, stream in work]
         return counts[index], np.array([(np.sum(each), np.sum(each * each)) for each in found])
 
-    if len(counts) == 1:  # a thread would take longer to start
+    if len(counts) == 1:  # starting a thread would take longer
         yield block(0)
         return
     with pool() as threads:

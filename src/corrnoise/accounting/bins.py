@@ -18,11 +18,11 @@ _Floats = TypeVar("_Floats", npt.NDArray[np.float64], npt.NDArray[np.float32])
 
 # More bins than this are put on a circle or thinned out (see ``toeplitz_bins``).
 _MOST = 1000
-# On a circle, more bins than this are thinned out.
+# More bins than this on a circle are thinned out.
 _MOST_ON_CIRCLE = 5000
-# Thinned out to a multiple of this, which has many divisors.
+# The number of bins that remain is a multiple of this, which has many divisors.
 _MULTIPLE = 12
-# What a circle may add to ‖m_j‖² and to ‖m̄‖², relative: half of it to the noise.
+# The most that a circle may add to ‖m_j‖² and ‖m̄‖², relative; the noise grows by half of it.
 _EXCESS = 0.01
 # A negative entry up to this size, relative to the largest, is the rounding error of an FFT.
 _ROUNDING = 1e-12
@@ -38,13 +38,13 @@ class Bins:
     Attributes:
         gram: ⟨m_j, m_l⟩, b×b.
         num_bins: b.
-        kinds: how many of the bins, from the first, stand for all: b, or 1 where all are alike.
+        kinds: how many of the first bins represent all: b, or 1 where all bins are alike.
         squares: ‖m_j‖² for every j.
         by_lag: the largest ⟨m_j, m_{j+l}⟩ over j, for every l.
         mean_square: ‖m̄‖² of the average m̄ of the m_j.
         inner_with_mean: ⟨m_j, m̄⟩ for every j.
         every_square: ``squares`` of all bins, before any were left out, without rounding errors.
-        every_lag: ``by_lag`` of all bins, or more, without rounding errors.
+        every_lag: an upper bound of ``by_lag`` of all bins, without rounding errors.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Bins:
     def _root(self) -> Array:
         """A root R of the Gram matrix, RᵀR: upper triangular, or symmetric where it is singular.
 
-        Both are unique. Eigenvectors are not where eigenvalues repeat: they, and with them the
+        Both are unique. Eigenvectors are not unique where eigenvalues repeat: they, and so the
         draws, would differ between processors.
         """
         try:
@@ -107,17 +107,17 @@ class Bins:
         return _product(generator.standard_normal((count, self.num_bins)), self._root)
 
     def draw_rounded(self, generator: np.random.Generator, count: int) -> npt.NDArray[np.float32]:
-        """The same in float32, in half the time: for estimates, which certify nothing."""
+        """As ``draw``, in float32 and half the time: for estimates, which certify nothing."""
         normals = generator.standard_normal((count, self.num_bins)).astype(np.float32)
         return _product(normals, self._rounded_root)
 
     def at_most(self, most: int) -> Bins:
-        """Fewer bins that cost no less, where there are more than ``most`` and all are alike."""
+        """Fewer bins whose δ is no smaller, if there are more than ``most`` and all are alike."""
         del most
         return self
 
     def distances(self, wanted: Array) -> list[int]:
-        """Distances between bins of a pattern, about those that are wanted, in order."""
+        """Usable distances between bins of a pattern, near the wanted ones, in ascending order."""
         return sorted(set(wanted.astype(int).tolist()))
 
     def inner(self, weights: Any) -> Any:
@@ -126,19 +126,19 @@ class Bins:
         return np.asarray(weights @ (self._rounded_gram if rounded else self.gram))
 
     def scaled(self, factor: float, dtype: Any) -> Any:
-        """The Gram matrix times a factor, to be read only."""
+        """The Gram matrix times a factor; the caller must not write to it."""
         return (self.gram * factor).astype(dtype, copy=False)
 
 
 class CircularBins(Bins):
     """Bins that are all alike: ⟨m_j, m_l⟩ depends on l - j mod b alone.
 
-    A draw takes O(b log b), and the Gram matrix no memory.
+    A draw takes O(b log b), and the Gram matrix is not stored.
 
     Args:
         by_lag: ⟨m_0, m_l⟩ for every l, with by_lag[l] = by_lag[b-l].
-        every_square: ‖m_j‖² of all bins that these stand for.
-        every_lag: their largest inner product at every distance, or more.
+        every_square: ‖m_j‖² of all bins that these represent.
+        every_lag: an upper bound of their inner products at every distance.
     """
 
     def __init__(self, by_lag: Array, every_square: Array, every_lag: Array) -> None:
@@ -158,7 +158,7 @@ class CircularBins(Bins):
 
     @property
     def longest(self) -> float:
-        """The largest ‖m_j‖ of the bins that these stand for."""
+        """The largest ‖m_j‖ of the bins that these represent."""
         return math.sqrt(float(np.max(self.every_square)))
 
     @cached_property
@@ -172,7 +172,7 @@ class CircularBins(Bins):
         return scale
 
     def draw(self, generator: np.random.Generator, count: int) -> Array:
-        """As there, from the normals' transform: its imaginary parts at real ones do not count."""
+        """As in ``Bins``, by an FFT; imaginary parts at its real frequencies are ignored."""
         from scipy import fft
 
         normals = generator.standard_normal((count, 2 * self._scale.size)).view(np.complex128)
@@ -180,7 +180,7 @@ class CircularBins(Bins):
         return np.asarray(fft.irfft(normals, self.num_bins), dtype=np.float64)
 
     def draw_rounded(self, generator: np.random.Generator, count: int) -> npt.NDArray[np.float32]:
-        """As there, in float32."""
+        """As in ``Bins``, in float32."""
         from scipy import fft
 
         shape = (count, 2 * self._scale.size)
@@ -189,20 +189,20 @@ class CircularBins(Bins):
         return np.asarray(fft.irfft(normals, self.num_bins), dtype=np.float32)
 
     def distances(self, wanted: Array) -> list[int]:
-        """As there, but only those that divide the number of bins: sums over patterns repeat."""
+        """As in ``Bins``, but only divisors of the number of bins, so that pattern sums repeat."""
         half = np.arange(1, max(self.num_bins // 2, 1) + 1)
         there = half[self.num_bins % half == 0]
         nearest = np.argmin(np.abs(np.log(there) - np.log(wanted)[:, None]), axis=1)
         return sorted(set(there[nearest].tolist()))
 
     def at_most(self, most: int) -> Bins:
-        """As there: the first t = ⌊b/w⌋, w = 1, 2, …, rounded down, that is at most ``most``.
+        """As in ``Bins``: the first t = ⌊b/w⌋, w = 1, 2, …, rounded down, that is at most ``most``.
 
-        But the first t that is at most 1000, where ``most`` is less. The t bins r + ⌊ib/t⌋ mod b,
-        0 ≤ i < t, are taken. Over all r every bin is taken t times, so P is the average of these
-        mixtures, and by symmetry all have one δ. Bins i and i + l of them are ⌊lb/t⌋ or ⌈lb/t⌉
-        apart; the larger inner product is taken. Where the result is not positive semidefinite, its
-        diagonal is raised until it is.
+        If ``most`` is below 1000, it is the first t that is at most 1000. The t bins
+        r + ⌊ib/t⌋ mod b, 0 ≤ i < t, are taken. Over all r every bin is taken t times, so P is the
+        average of these mixtures, and by symmetry all of them have the same δ. Bins i and i + l of
+        them are ⌊lb/t⌋ or ⌈lb/t⌉ apart; the larger inner product is used. If the resulting matrix
+        is not positive semidefinite, its diagonal is raised until it is.
         """
         b, most = self.num_bins, max(most, _MOST)
         stride = max(1, b // most)
@@ -215,7 +215,7 @@ class CircularBins(Bins):
         return CircularBins(by_lag, self.every_square, self.every_lag)
 
     def inner(self, weights: Any) -> Any:
-        """As there, as a product of transforms."""
+        """As in ``Bins``, as a product of transforms."""
         from scipy import fft
 
         products = np.asarray(
@@ -225,7 +225,7 @@ class CircularBins(Bins):
         return np.asarray(fft.irfft(products, self.num_bins))
 
     def scaled(self, factor: float, dtype: Any) -> Any:
-        """As there, without memory."""
+        """As in ``Bins``, as a view that takes no memory."""
         return _circular((self.by_lag * factor).astype(dtype))
 
 
@@ -259,9 +259,9 @@ def toeplitz_bins(strategy_coef: Array, num_bins: int, most: int | None = None) 
     m_0 = C(1 + x^b + x^{2b} + …) =: s, and m_j is s delayed by j and cut at n, so
     ⟨m_j, m_l⟩ = Σ_{u<n-l} s_u s_{u+l-j} for j ≤ l: O(n log n + b²), and no n×b matrix.
 
-    More than ``most`` bins, 1000 unless given, are put on a circle (``_on_circle``) where that
-    costs little, as where coefficients of C are small after much fewer than b steps. Otherwise, as
-    where C changes little from one step to the next, they are thinned out to every w-th. P is the
+    More than ``most`` bins (1000 by default) are put on a circle (``_on_circle``) if that costs
+    little, for example if the coefficients of C are small long before step b. Otherwise, for
+    example if C changes little from one step to the next, only every w-th bin is kept. P is the
     average over r of the mixtures P_r of the bins r, r+w, r+2w, …, each weighted by its number of
     bins, and divergences are jointly convex.
 
@@ -269,12 +269,12 @@ def toeplitz_bins(strategy_coef: Array, num_bins: int, most: int | None = None) 
       noise put in front. So δ(P, Q) ≤ δ(P_0, Q), and the same holds for (Q, P): a δ computed from
       the bins 0, w, 2w, … is an upper bound.
     * Otherwise some P_r have m = ⌊b/w⌋ bins and others m+1. A mixture of m+1 bins is the average of
-      the m+1 mixtures that leave out one of them, so P is an average of mixtures of m bins whose
-      j-th bin is at jw or later, and whose distances are those of 0, w, 2w, … or, across the bin
-      that is left out, w more. Where the greater distance has the greater inner product, that one
-      is taken. The Gram matrix so made is nowhere smaller than any of theirs, and δ grows with
-      every entry of it (the comparison in ``allocation``). If it is not positive semidefinite, its
-      diagonal is raised until it is.
+      the m+1 mixtures that leave out one of them. So P is an average of mixtures of m bins. The
+      j-th bin of each is at jw or later. Distances are those of 0, w, 2w, …, or w more across the
+      bin that is left out; the larger of the two inner products is used. The resulting Gram matrix
+      is nowhere smaller than that of any of the mixtures, and δ grows with every entry of it (the
+      comparison in ``allocation``). If it is not positive semidefinite, its diagonal is raised
+      until it is.
     """
     n, b = strategy_coef.size, num_bins
     s = first_mean(strategy_coef, b)
@@ -285,7 +285,7 @@ def toeplitz_bins(strategy_coef: Array, num_bins: int, most: int | None = None) 
         found = _on_circle(s, b, every_lag)
         if found is not None:
             return found
-    # Each row is the previous one, delayed, minus the terms that fall off the end.
+    # Each row is the previous one, delayed, minus the terms that are cut off at its end.
     ends = _fitted(s[::-1], max(b + stride, n))
     lost = np.stack([ends[lags + i] for i in range(stride)])  # lost[i, j] = s_{n-1-jw-i}
     gram = np.zeros((lags.size, lags.size))
@@ -304,7 +304,7 @@ def _every_square(first: Array, num_bins: int) -> Array:
 
 
 def _on_circle(first: Array, num_bins: int, every_lag: Array) -> Bins | None:
-    r"""Bins that are all alike, for m_0 = ``first``; ``None`` where they would cost too much.
+    r"""Bins that are all alike, for m_0 = ``first``; ``None`` if they would add too much to δ.
 
     Let s_i(q) be entry ib + q of m_0, 0 ≤ q < b: entry q of round i. As C ≥ 0, s_i ≥ s_{i-1}. Entry
     q of round i of m_j is s_i(q - j) where q ≥ j and s_{i-1}(q - j + b) elsewhere, so it is at most
@@ -315,7 +315,7 @@ def _on_circle(first: Array, num_bins: int, every_lag: Array) -> Bins | None:
     from scipy import fft
 
     b = num_bins
-    # A last round that is cut is completed by the one before it.
+    # An incomplete last round is filled up from the round before it.
     rounds = np.maximum.accumulate(_in_rounds(first, b), axis=0)
     spectrum = np.sum(np.abs(np.asarray(fft.rfft(rounds))) ** 2, axis=0)
     by_lag = np.maximum(np.asarray(fft.irfft(spectrum, b)), 0.0)
@@ -343,7 +343,7 @@ def _with_one_left_out(gram: Array) -> Array:
 
 
 def objection(least_entry: float, participation: Participation) -> str:
-    """Why balls-in-bins has no analysis for a strategy, or "" where it has one.
+    """Why balls-in-bins has no analysis for a strategy; "" if it has one.
 
     Args:
         least_entry: the smallest entry of C, divided by the largest absolute value of an entry.

@@ -1,9 +1,9 @@
-"""Prices of balls-in-bins that hold with certainty: bounds with no random draws.
+"""Privacy bounds for balls-in-bins that hold with certainty, with no random draws.
 
-There are several bounds, and which of them is the best depends on the bins, σ and ε: the Gaussian
-mechanism without amplification, comparisons with independent bins (``allocation``) and moments
-(``renyi``). A search takes the bound that is the best at one point, finds its root, and looks for a
-better one there.
+There are three kinds of bounds: the Gaussian mechanism without amplification, comparisons with
+independent bins (``allocation``) and moments (``renyi``). Which of them is the best depends on the
+bins, σ and ε. A search takes the best bound at one point, finds its root, and looks for a better
+bound there.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from corrnoise._threads import one_blas_thread
 from corrnoise.accounting import allocation, balls_in_bins, gaussian, renyi, roots
 from corrnoise.accounting.bins import Bins
 
-# From σ and ε to an upper bound of δ(ε) of both directions.
+# A function of σ and ε: an upper bound of δ(ε) in both directions.
 Bound = Callable[[float, float], float]
 
 # The relative width of the bracket that a search ends with.
 _TOLERANCE = 1e-4
-# How often a search looks for a better bound; one whose δ is less by this factor is better.
+# How often a search looks for a better bound, and the factor by which its δ must be less.
 _ROUNDS, _BETTER = 4, 0.98
-# The relative width that is narrow enough for a price of a curve.
+# The relative width of the bracket that ends the search for an ε of a curve.
 _NEAR = 0.01
-# A coarse δ that is larger than this times a δ shows that a finer one is above it.
+# If a coarse δ is above this multiple of a value, the fine δ is taken to be above that value.
 _NEARLY = 2.0
-# The least ε that a curve looks for, relative to that of the mechanism without amplification.
+# The least ε that a curve searches, relative to that of the mechanism without amplification.
 _LEAST = 1e-6
 
 
 def delta(bins: Bins, sigma: float, epsilon: float) -> float:
-    """An upper bound of δ(ε) in both directions, with no random draws: the least of all bounds.
+    """The least of all upper bounds of δ(ε), valid for both directions, with no random draws.
 
-    It is at most δ wherever a search for noise or ε with that δ ended, whichever bound it took.
+    At the result of a search for noise or ε it is at most the target δ, whichever bound was used.
     """
     plain, moments, comparisons = _bounds(bins)
     return min(bound(sigma, epsilon) for bound in (plain, *moments, *comparisons))
 
 
 def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, Bound]:
-    """The least δ(ε) of the bounds at this noise, and the bound that has it.
+    """The least δ(ε) of the bounds at this noise, and the bound that attains it.
 
     Only one comparison is evaluated in full, the best one on a coarse grid. At a small ε, where
     coarse grids mislead, another one may be better.
@@ -56,7 +56,7 @@ def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, Bound]:
 def _closest(
     comparisons: list[allocation.Comparison], sigma: float, epsilon: float
 ) -> allocation.Comparison:
-    """The comparison with the least δ on a coarse grid; the middle ones are mostly the best."""
+    """The comparison with the least δ on a coarse grid; those in the middle are often the best."""
     least, found, middle = math.inf, comparisons[0], len(comparisons) // 2
     for each in [*comparisons[middle:], *comparisons[:middle][::-1]]:
         value = each.coarse(sigma, epsilon, least)
@@ -66,11 +66,12 @@ def _closest(
 
 
 def at_most(bins: Bins, sigma: float, epsilon: float, delta: float) -> Bound | None:
-    """The best bound at this noise where its δ(ε) is at most ``delta``, or ``None``: to estimate.
+    """The best bound at this noise if its δ(ε) is at most ``delta``, else ``None``.
 
-    Where all bounds are far above ``delta``, this is found faster than by ``best``: comparisons are
-    evaluated on a coarse grid while they fall, and moments only if their order's W, which the best
-    proposal has too, is near.
+    It serves estimates, as it may miss a bound. If all bounds are far above ``delta``, it is faster
+    than ``best``: comparisons are evaluated on a coarse grid while their values fall, and moments
+    only if W of the best proposal is near ``delta`` (W of f folds is the bound of moments of order
+    f).
     """
     near, comparisons = _NEARLY * delta, _bounds(bins)[2]
     shape = balls_in_bins.best_shape(bins, sigma, epsilon, "remove")
@@ -103,18 +104,18 @@ def _bounds(bins: Bins) -> tuple[Bound, list[Bound], list[allocation.Comparison]
 
 
 def noise(bins: Bins, epsilon: float, delta: float) -> float:
-    """Noise that is (ε, δ)-DP with certainty."""
+    """A noise multiplier that is (ε, δ)-DP with certainty."""
     plain = gaussian.noise_multiplier(epsilon, delta, bins.longest)
     b = bins.every_square.size
     if b == 1:
         return plain
     low = 1e-3 * plain
     if b * delta < 1.0:
-        # One bin has a weight of 1/b in the mixture, so no less noise is private.
+        # One bin has a weight of 1/b in the mixture, so less noise than this is not private.
         low = min(bins.longest / gaussian.mu(epsilon + math.log(b), b * delta), plain)
 
     def least(bound: Bound) -> float:
-        # From below: with very much noise the grid of a bound is too coarse, and it is loose again.
+        # Search from below: with very much noise the grid is too coarse, and the bound is loose.
         top, step = low, 0.05
         while top < plain and bound(top, epsilon) > delta:
             top, step = top * math.exp(step), 2.0 * step
@@ -125,7 +126,7 @@ def noise(bins: Bins, epsilon: float, delta: float) -> float:
 
 
 def epsilon(bins: Bins, sigma: float, delta: float) -> float:
-    """An ε that holds at this noise and δ with certainty."""
+    """An ε such that this noise is (ε, δ)-DP with certainty."""
     plain = gaussian.epsilon(delta, bins.longest / sigma) if delta < 1.0 else 0.0
     if bins.every_square.size == 1 or plain == 0.0:
         return plain
@@ -142,19 +143,19 @@ def epsilon(bins: Bins, sigma: float, delta: float) -> float:
 class Curve:
     """ε as a function of the steps taken and δ, for one run: bounds that hold with certainty.
 
-    The first price is a search among all bounds. Later ones evaluate the comparison that was the
-    best there, and the moments, a few times near the ε that the last price suggests: within 1 % of
-    the least ε that these two give.
+    The first call searches all bounds. Later calls evaluate only the comparison that was the best
+    then, and the moments, a few times near the ε of the last call. Their result is within 1 % of
+    the least ε that these two bounds give.
 
     Args:
-        bins: from a number of steps to the bins of these first steps.
-        sigma: the noise.
+        bins: a function from a number of steps to the bins of these first steps.
+        sigma: the noise multiplier.
     """
 
     def __init__(self, bins: Callable[[int], Bins], sigma: float) -> None:
         self._bins, self._sigma = bins, sigma
-        self._choice: int | None = None  # which comparison is the best; 0 for none of them
-        self._last = (0, 0.0)  # steps and ε of the last price
+        self._choice: int | None = None  # 1-based index of the best comparison; 0 for none
+        self._last = (0, 0.0)  # steps and ε of the last call
 
     @one_blas_thread()
     def __call__(self, num_steps: int, delta: float) -> float:
@@ -173,7 +174,7 @@ class Curve:
         return value
 
     def _near(self, bins: Bins, num_steps: int, delta: float) -> float | None:
-        """A price from few evaluations of one bound; ``None`` where there is none yet."""
+        """An ε from few evaluations of one bound; ``None`` if no bound was chosen yet."""
         if self._choice is None or delta >= 1.0:
             return None
         plain_bound, moments, comparisons = _bounds(bins)
@@ -198,7 +199,7 @@ def _search(
     start: float,
     delta: float,
 ) -> float:
-    """The least value that any of the bounds gives, beginning with the best one at ``start``."""
+    """The least value that any of the bounds gives, beginning with the best bound at ``start``."""
     _, bound = choose(start)
     found = least(bound)
     for _ in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""From estimates to certificates: search with few draws, confirm with fresh draws."""
+"""Certificates: a search with few draws finds a noise or ε, and fresh draws certify it."""
 
 from __future__ import annotations
 
@@ -18,51 +18,52 @@ from corrnoise.accounting.proposals import Shape
 _ROOM = 5e-4
 _SEARCH_TOLERANCE = _ROOM
 _WIDER = 3.0
-# A step, relative to what the error of the search or the δ of a failed attempt asks for, and the
-# widest one, relative to the least one.
+# The size of a step, relative to what the error of the search or the δ of a failed attempt needs,
+# and the largest step, relative to the smallest.
 _SURELY, _WIDEST = 1.3, 10.0
-# A search begins with a tenth of its draws, at least so many, and narrows to this relative width;
-# it ends at this part of what is private without amplification.
+# A search begins with a tenth of its draws, but at least this many, until its bracket has this
+# relative width. Its lower limit is this fraction of what is private without amplification.
 _FEWEST, _NEAR, _LEAST = 1_000, 0.01, 1e-3
-# Where a search begins, below what is private without amplification; with what relative width it
-# then looks, without draws, for the point where W is this times b·δ. Most certificates are near it.
+# A search begins at this logarithm below the value that is private without amplification. Without
+# draws it then looks, to this relative width, for the point where W is this multiple of b·δ: most
+# certificates are near it.
 _FIRST, _ABOUT, _USUAL = 0.5, 0.05, 0.3
-# The relative distance of two points that give a slope: far enough that small jumps hardly matter.
-# A proposal that was chosen no farther away is kept.
+# The relative distance of the two points that give a slope: large enough that small jumps hardly
+# matter. A proposal is kept if it was chosen within this distance.
 _APART = 0.03
-# The draws of a search are a tenth of those of a certificate, or as many as this times W/δ, up to
-# this part.
+# The draws of a search are a tenth of those of a certificate, or this multiple of W/δ, up to this
+# fraction of the certificate's.
 _SEARCH_PER_LARGEST, _MOST_PART = 25.0, 0.25
-# How often the proposal of a search is chosen anew.
+# How often the proposal of a search is chosen again.
 _RESHAPES = 6
-# With these settings the standard error of ``estimate_noise`` is about half a percent, and 0.7 %
-# with many bins, where there are fewer draws: as many as this product of draws and bins allows.
+# With these settings the standard error of ``estimate_noise`` is about 0.5 %. With many bins it is
+# 0.7 %, as the product of draws and bins below limits the number of draws.
 _ESTIMATE_DRAWS, _LEAST_ESTIMATE_DRAWS, _ESTIMATE_TOLERANCE = 4_000, 2_000, 2e-3
 _ESTIMATE_NUMBERS = 2_000_000
-# Unless a number of draws is given: as many as this product of draws and bins allows, in limits.
+# The default number of draws: this product of draws and bins over the bins, within these limits.
 _NUMBERS, _LEAST_DRAWS, _MOST_DRAWS = 50_000_000, 100_000, 500_000
-# More of them where W is large: this times W/δ, within a larger product of draws and bins.
+# If W is large there are more draws: this multiple of W/δ, within a larger product.
 _PER_LARGEST, _MOST_NUMBERS = 90.0, 300_000_000
-# Bins that are all alike are thinned out to every so many at most, for more draws.
+# To allow more draws, bins that are all alike are thinned out, at most to every 4th.
 _MOST_STRIDE = 4
-# The certificates that this process drew last, by everything that they depend on. A certificate is
-# a function of these alone, so one that is repeated to verify it takes them from here.
+# A cache of the last certificates of this process, by everything that they depend on. A certificate
+# is a function of these alone, so a certificate that is repeated for verification is found here.
 _DRAWN: dict[tuple[object, ...], Estimate] = {}
 _MOST_DRAWN = 256
 
-# From the value that is searched for to (noise, ε).
+# A function from the value that is searched to (noise, ε).
 Point = Callable[[float], tuple[float, float]]
-# From a direction to the proposal that a search keeps.
+# A function from a direction to the proposal that a search keeps.
 Shapes = Callable[[Direction], Shape]
 
 
 def certified_noise(
     bins: Bins, epsilon: float, delta: float, draws: Draws
 ) -> tuple[float, Estimate | None]:
-    """The least noise that draws certify for (ε, δ), and the estimate that certifies it.
+    """The least noise that a search certifies for (ε, δ), and the estimate that certifies it.
 
-    Where a bound with no draws (``certain``) needs no more noise, it is used instead, without an
-    estimate. Orthogonal means need no draws: the bound is tight.
+    If a bound with no random draws (``certain``) needs no more noise, its noise is returned,
+    without an estimate. Orthogonal means need no draws, as that bound is tight.
     """
     if bins.orthogonal:
         return certain.noise(bins, epsilon, delta), None
@@ -74,7 +75,7 @@ def certified_noise(
 def certified_epsilon(
     bins: Bins, sigma: float, delta: float, draws: Draws
 ) -> tuple[float, Estimate | None]:
-    """The least ε that draws certify at this noise and δ, as in ``certified_noise``."""
+    """The least ε that a search certifies at this noise and δ, as in ``certified_noise``."""
     most = gaussian.epsilon(delta, bins.longest / sigma) if delta < 1.0 else 0.0
     if bins.orthogonal or most == 0.0:
         return certain.epsilon(bins, sigma, delta), None
@@ -85,7 +86,7 @@ def certified_epsilon(
 def certified_delta(
     bins: Bins, sigma: float, epsilon: float, draws: Draws
 ) -> tuple[float, Estimate | None]:
-    """The least δ that draws certify at this noise and ε, as in ``certified_noise``."""
+    """The δ that draws certify at this noise and ε, or a bound, as in ``certified_noise``."""
     most = certain.delta(bins, sigma, epsilon)
     if bins.orthogonal or draws.attempt == NO_ATTEMPT:
         return max(most, draws.enough), None
@@ -104,9 +105,9 @@ def estimate_noise(
 ) -> float:
     """An estimate, from few draws, of the noise that a certificate needs.
 
-    It serves to rank mechanisms, in a tenth of the time; it certifies nothing. Removing an example
-    alone is looked at: adding one has about the same price or a lower one. ``near`` is a guess, and
-    there are ``effort`` times the usual number of draws, which are others for another effort.
+    It ranks mechanisms, in a tenth of the time, and certifies nothing. Only the removal of an
+    example is considered: adding one needs about the same noise or less. ``near`` is a guess of the
+    result. ``effort`` multiplies the number of draws; each effort has draws of its own.
     """
     if bins.orthogonal:
         return certain.noise(bins, epsilon, delta)
@@ -121,14 +122,14 @@ def estimate_noise(
 
 
 def _limit(bins: Bins) -> int:
-    """The most draws of a certificate with these bins, unless their number is given."""
+    """The most draws of a certificate with these bins, if the user gives no number."""
     return max(_LEAST_DRAWS, min(_MOST_DRAWS, _MOST_NUMBERS // bins.num_bins))
 
 
 def _search(bins: Bins, delta: float, draws: Draws) -> Search:
-    """The search with these draws, with as many of the bins as a given number of draws allows.
+    """The search with these draws, and with as many bins as a given number of draws allows.
 
-    The bins follow from the number of draws alone, so that a certificate can be repeated.
+    The bins depend on the number of draws alone, so that a certificate can be repeated.
     """
     if draws.samples is not None and draws.samples > _limit(bins):
         bins = bins.at_most(_MOST_NUMBERS // draws.samples)
@@ -136,11 +137,11 @@ def _search(bins: Bins, delta: float, draws: Draws) -> Search:
 
 
 class Search:
-    """A search for a promising point with few draws, and its confirmation with fresh draws.
+    """A search for a promising noise or ε with few draws, and its confirmation with fresh draws.
 
-    A search on the draws that certify its result would void the certificate, so the search uses
-    separate draws. The confirmations share the failure probability: half of it for the first, a
-    quarter for the second, and so on, and each direction has half of that.
+    A certificate is valid only for draws that did not choose its point, so the search uses separate
+    draws. The confirmations share the failure probability: the first has half of it, the second a
+    quarter, and so on; each direction has half of that.
     """
 
     def __init__(
@@ -170,17 +171,17 @@ class Search:
         return number
 
     def certified(self, point: Point, most: float) -> tuple[float, Estimate | None] | None:
-        """The least value that draws certify, and the estimate; ``None`` as in ``confirm``.
+        """The least value that the search certifies, and the estimate; ``None`` as in ``confirm``.
 
-        Where W asks for more draws than so many bins allow, and all bins are alike, fewer bins with
-        more draws are tried too.
+        If W requires more draws than this number of bins allows, and all bins are alike, fewer bins
+        with more draws are tried too.
         """
         search, near = self._with_best_bins(point, most)
         start = search.promising(point, most, _SEARCH_TOLERANCE, near)
         return search.confirm(start, most, point)
 
     def _with_best_bins(self, point: Point, most: float) -> tuple[Search, float | None]:
-        """The search with as many bins as suit it, and a guess of its result where there is one."""
+        """The search with the best number of bins, and a guess of its result or ``None``."""
         if self.draws.samples is not None or self.bins.at_most(0) is self.bins:
             return self, None
         search, near = self, self._scout(point, most, None)
@@ -196,13 +197,13 @@ class Search:
         return search, near
 
     def _scout(self, point: Point, most: float, near: float | None) -> float:
-        """About what ``promising`` finds, from fewer draws of removing alone."""
+        """An approximation of ``promising``, from fewer draws and removing alone."""
         few = max(_FEWEST, self.few // 2)
         rough = Search(self.bins, self.delta, self.draws, few, directions=("remove",))
         return rough.promising(point, most, _NEAR / 2.0, near)
 
     def limited(self, at: tuple[float, float]) -> bool:
-        """Whether W asks for more draws at one (noise, ε) than these bins allow."""
+        """Whether W at one (noise, ε) requires more draws than these bins allow."""
         return _PER_LARGEST * max(self._largest(at)) > _limit(self.bins) * self.delta
 
     def _largest(self, at: tuple[float, float]) -> list[float]:
@@ -216,8 +217,8 @@ class Search:
         """The least value at which the full number of draws is likely to certify δ.
 
         ``point`` turns a value into (noise, ε), ``most`` is proven to be private, and ``near`` is a
-        guess. A search with few draws is narrowed by one with more, all with the same random
-        numbers, so that δ is a smooth function and a root is found in few evaluations.
+        guess. A search with few draws comes first, then one with more. Each uses the same random
+        numbers throughout, so that δ is a smooth function and its root takes few evaluations.
         """
         top = math.log(most)
         bottom = top + math.log(_LEAST)
@@ -236,7 +237,7 @@ class Search:
         return min(math.exp(found), most)
 
     def _rough(self, point: Point, top: float, bottom: float) -> float:
-        """The logarithm of the promising value within some percent, from very few draws."""
+        """The logarithm of the promising value within a few percent, from very few draws."""
         fewest = max(_FEWEST, self.few // 10)
 
         def rough(log_value: float) -> float:
@@ -255,7 +256,7 @@ class Search:
         return roots.falling(rough, first, (bottom, top), _NEAR)
 
     def _take_enough(self, at: tuple[float, float]) -> None:
-        """More draws for the search where W is large, or the first certificate often fails."""
+        """Raise the number of draws if W is large; else the first certificate would often fail."""
         largest = self._shapes(at)("remove").at(self.bins, *at).largest
         wanted = int(min(_SEARCH_PER_LARGEST * largest / self.delta, _MOST_PART * self.samples))
         if wanted > self.few:
@@ -264,7 +265,7 @@ class Search:
     def _root(
         self, point: Point, near: float, limits: tuple[float, float], tolerance: float
     ) -> float:
-        """The logarithm of the promising value, with the proposal that is best at ``near``."""
+        """The logarithm of the promising value, by the proposal that is best at ``near``."""
         shapes = self._shapes(point(math.exp(near)))
 
         def excess(log_value: float) -> float:
@@ -275,7 +276,7 @@ class Search:
         return roots.falling(excess, near, limits, tolerance / 2.0)
 
     def _shapes(self, at: tuple[float, float], **settings: int) -> Shapes:
-        """The proposals that are the best at one (noise, ε), chosen when they are needed."""
+        """The best proposal of each direction at one (noise, ε), chosen on first use."""
         return cache(
             lambda direction: balls_in_bins.best_shape(self.bins, *at, direction, **settings)
         )
@@ -285,9 +286,9 @@ class Search:
     ) -> tuple[float, Estimate | None] | None:
         """The first value from ``start`` upward that fresh draws certify.
 
-        The first step leaves room for the error of the search; after an attempt that failed, the
-        next one is as wide as its δ asks for, and three times as wide as the least one before.
-        ``None`` where a bound with no draws is no worse, and where ``most`` is reached.
+        The first step covers the error of the search. After a failed attempt, the next step is as
+        wide as the attempt's δ requires, and at least three times the least step before. The result
+        is ``None`` if a bound with no draws is no worse, or if ``most`` is reached.
         """
         value, shapes = start, self._shapes(point(start))
         self.samples = max(map(self._number, self._largest(point(start))))
@@ -306,7 +307,7 @@ class Search:
         return None
 
     def _slope(self, point: Point, value: float, shapes: Shapes) -> tuple[float, float]:
-        """How fast log δ falls with the logarithm of a value, and its error, from few draws."""
+        """The slope at which log δ falls with log value, and the error of log δ, from few draws."""
         higher, here = (
             self._estimates(*at, self.few, shapes, self._directions(*at))
             for at in (point(value * math.exp(_APART)), point(value))
@@ -318,10 +319,10 @@ class Search:
     def least_delta(
         self, sigma: float, epsilon: float, most: float
     ) -> tuple[float, Estimate | None]:
-        """The δ(ε) that draws certify at this noise; ``most`` where they certify no less.
+        """The δ(ε) that draws certify at this noise, or ``most`` if they certify no less.
 
-        There is no search, so the two directions share the whole failure probability. Where
-        ``draws.enough`` is given, no smaller δ is looked for.
+        There is no search, so the two directions share the whole failure probability. If
+        ``draws.enough`` is given, no δ below it is computed.
         """
         if self.bins.num_bins == 1:
             return most, None
@@ -346,7 +347,7 @@ class Search:
         shapes: Shapes,
         directions: list[Direction],
     ) -> list[Estimate]:
-        """Of some directions, from a few draws."""
+        """Estimates of δ(ε) of these directions, from a few draws."""
         return [
             balls_in_bins.estimate(
                 self.bins,
@@ -363,18 +364,18 @@ class Search:
         ]
 
     def _log_largest(self, found: list[Estimate]) -> float:
-        """The logarithm of the largest δ that the full number of draws would certify."""
+        """The logarithm of the larger δ that the full number of draws would certify."""
         uppers = (each.upper_with(self._number(each.largest)) for each in found)
         return max(math.log(max(upper, 1e-320)) for upper in uppers)
 
     def _certificate(self, sigma: float, epsilon: float, attempt: int) -> Estimate:
-        """The estimate of the worse direction, from draws that are used for nothing else."""
+        """The estimate of the direction with the larger upper bound, from draws used only here."""
         failure = self.draws.failure_probability / 2.0 ** (attempt + 1)
         found = self._drawn(sigma, epsilon, self._directions(sigma, epsilon), failure, attempt)
         return max(found, key=lambda estimate: estimate.upper)
 
     def _directions(self, sigma: float, epsilon: float) -> list[Direction]:
-        """Those of the search, without adding where ``add_bound`` is at most δ."""
+        """The directions of the search; "add" is left out if ``add_bound`` is at most δ."""
         both = balls_in_bins.add_bound(self.bins, sigma, epsilon) > self.delta
         return [x for x in self.directions if x == "remove" or both]
 
@@ -386,7 +387,7 @@ class Search:
         failure_probability: float,
         attempt: int,
     ) -> list[Estimate]:
-        """Estimates of some directions from the draws of an attempt, with what repeats them."""
+        """Estimates of these directions from an attempt's draws; they record seed and attempt."""
         common = (self._digest, sigma, epsilon, self.samples, self.draws.seed, attempt)
         known = [_DRAWN.get((*common, direction)) for direction in directions]
         if self.draws.enough and None not in known:
@@ -405,7 +406,7 @@ class Search:
             wanted=self.delta or math.inf,
         )
         found = [replace(each, seed=self.draws.seed, attempt=attempt) for each in found]
-        if found[0].samples == self.samples:  # else it ended early, and certifies nothing
+        if found[0].samples == self.samples:  # otherwise it ended early and certifies nothing
             if len(_DRAWN) >= _MOST_DRAWN:
                 _DRAWN.clear()
             _DRAWN.update({(*common, each.direction): each for each in found})

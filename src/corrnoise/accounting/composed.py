@@ -1,16 +1,20 @@
-r"""Random allocation that is drawn afresh in each epoch: a composition, with no random draws.
+r"""Random allocation, drawn independently in each epoch: a composition, with no random draws.
 
-An epoch of b steps uses each example once, in a step that is drawn uniformly and anew. The run is
-the composition of its epochs, and the last one may be cut short. Each epoch is dominated by a
-discrete pair (``epoch``), and a composition of dominating pairs dominates the composition (Zhu,
-Dong and Wang, 2022). For measures μ on losses with δ_μ(ε) = ∫(1 - e^{ε-ℓ})_+ dμ(ℓ) this is plain,
-and needs no total mass of 1: δ of a convolution is the integral of one curve over the other's
-measure, so that a curve that is nowhere lower gives a δ that is no lower, one factor at a time.
+An epoch of b steps uses each example once, in a step that is drawn uniformly, independently of
+other epochs. The run is the composition of its epochs; the last one may be cut short. Each epoch is
+dominated by a discrete pair (``epoch``), and a composition of dominating pairs dominates the
+composition (Zhu, Dong and Wang, 2022).
+
+For measures μ on losses with δ_μ(ε) = ∫(1 - e^{ε-ℓ})_+ dμ(ℓ) the proof is short and needs no total
+mass of 1. δ of a convolution is the integral of one factor's curve over the other factor's measure.
+So replacing one factor by one whose curve is nowhere lower gives a δ that is no lower; the factors
+are replaced one at a time.
 
 The convolution is a product of Fourier transforms on the grid of losses, tilted by e^{λℓ}, λ ≥ 0,
 so that errors are relative to δ. The window of losses has ε in its middle. Losses below it appear
-above it, which raises δ. For those beyond its end ℓ₁, E[e^{λℓ}]·e^{-λℓ₁} is added, and likewise the
-mass of every composition with an infinite loss, and a bound on the rounding errors at every point.
+above it, which raises δ. Three terms are added: E[e^{λℓ}]·e^{-λℓ₁} for losses beyond its end ℓ₁,
+the mass of all compositions with an infinite loss, and a bound on the rounding errors at every
+point.
 """
 
 from __future__ import annotations
@@ -29,21 +33,21 @@ from corrnoise.accounting.lognormal import LognormalSum
 _HALF, _MOST_POINTS = 12.0, 1 << 20
 # The largest tilt of a loss.
 _MOST_TILT = 500.0
-# Groups of losses when a tilt is looked for.
+# The number of groups of losses in the search for a tilt.
 _FEW = 2000
 # The relative width of the bracket that a search for noise ends with.
 _TOLERANCE = 1e-5
-# Relative; far above the rounding errors of what is neither a transform nor a tilt.
+# Relative; far above the rounding errors of all other arithmetic (no transforms, no tilts).
 _ARITHMETIC = 1e-9
-# Variances 1/σ² for which an epoch is computed: numbers neither cancel nor overflow.
+# The range of variances 1/σ² without cancellation or overflow.
 _LEAST_VARIANCE, _MOST_VARIANCE = 1e-8, 100.0
 
 
 def delta_bound(sigma: float, num_bins: int, num_steps: int, epsilon: float) -> float:
     """An upper bound of δ(ε) of ``num_steps`` steps with noise σ, in epochs of ``num_bins``.
 
-    It is tight up to grids, and never above that of the Gaussian mechanism with as many uses of an
-    example as there are epochs.
+    It is tight up to the grids, and never above that of the Gaussian mechanism that uses an example
+    once in each epoch with certainty.
 
     >>> round(delta_bound(1.0, 5, 5, 1.0), 4)
     0.0138
@@ -63,7 +67,7 @@ def delta_bound(sigma: float, num_bins: int, num_steps: int, epsilon: float) -> 
 
 
 def delta(parts: list[tuple[epoch.Pair, int]], h: float, epsilon: float) -> float:
-    """An upper bound of δ(ε), in both directions, of pairs on one grid, each so many times."""
+    """An upper bound of δ(ε), in both directions, of a composition of (pair, count) on one grid."""
     remove = _composed([(found.remove, count) for found, count in parts], h, epsilon)
     add = _composed([(found.add, count) for found, count in parts], h, epsilon)
     return max(remove, add)
@@ -87,7 +91,7 @@ def noise(num_bins: int, num_steps: int, epsilon: float, delta: float) -> float:
 
 
 def central_limit(probability: float, count: int, epsilon: float, delta: float) -> float:
-    """A guess of the noise: T steps at rate q are about μ-GDP, μ² = q²T(e^{1/σ²} - 1).
+    """A guess of the noise, no bound: T steps at rate q are about μ-GDP, μ² = q²T(e^{1/σ²} - 1).
 
     >>> round(central_limit(0.2, 20, 1.0, 1e-5), 1)
     3.4
@@ -102,7 +106,7 @@ def _pair(variance: float, num_bins: int, num_steps: int, h: float) -> epoch.Pai
 
 
 def _composed(parts: list[tuple[Losses, int]], h: float, epsilon: float) -> float:
-    """An upper bound of δ(ε) of the composition of losses, each so many times."""
+    """An upper bound of δ(ε) of a composition of (losses, count) in one direction."""
     losses = [h * np.arange(x.first, x.first + x.mass.size, dtype=np.float64) for x, _ in parts]
     tilt = _tilt(parts, losses, epsilon)
     variance, tilted, log_total = 0.0, list[tuple[Array, int]](), 0.0
@@ -144,13 +148,13 @@ def _log_total(x: Losses, loss: Array, tilt: float) -> float:
 def _chernoff(
     parts: list[tuple[Losses, int]], losses: list[Array], tilt: float, at: float
 ) -> float:
-    """E[e^{λℓ}]·e^{-λ·at}: a bound of the mass beyond ``at``."""
+    """E[e^{λℓ}]·e^{-λ·at}: an upper bound on the mass beyond ``at``."""
     logs = sum(c * _log_total(x, loss, tilt) for (x, c), loss in zip(parts, losses, strict=True))
     return math.exp(min(logs - tilt * at, 700.0))
 
 
 def _tilt(parts: list[tuple[Losses, int]], losses: list[Array], target: float) -> float:
-    """The λ ≥ 0 at which the tilted losses have the mean ``target``, about."""
+    """The λ ≥ 0 at which the tilted losses have approximately the mean ``target``."""
     from scipy.optimize import brentq  # deferred, like all of SciPy, for a quick import
 
     coarse = [_coarse(x.mass, loss) for (x, _), loss in zip(parts, losses, strict=True)]
@@ -171,7 +175,7 @@ def _tilt(parts: list[tuple[Losses, int]], losses: list[Array], target: float) -
 
 
 def _coarse(mass: Array, loss: Array) -> tuple[Array, Array]:
-    """The masses of groups of neighbouring losses, and their means: few, for a search."""
+    """The masses and means of groups of neighbouring losses: few values, for a quick search."""
     starts = np.arange(0, mass.size, -(-mass.size // _FEW))
     total, weighted = np.add.reduceat(mass, starts), np.add.reduceat(mass * loss, starts)
     kept = total > 0.0

@@ -13,22 +13,22 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 _T = TypeVar("_T")
 
-# Of a transform of at most 2^21 numbers, and for each factor 2 of its size.
+# The relative error of a transform of at most 2^21 numbers, and its part for each doubling of size.
 _TRANSFORM, _STAGE = 1.6e-14, 7.5e-16
-# What rounding adds to the masses of a product, relative and for each of its factors, besides the
+# The relative rounding error of the masses of a product, for each of its factors and besides the
 # transforms: exponents of a tilt of at most 600 have an error of at most 600·2^-53.
 FACTOR = 1e-13
 
 
 class Errors(NamedTuple):
-    """Bounds of the rounding errors of masses: the largest, and the root of the sum of squares."""
+    """Bounds on the rounding errors of masses: the largest error, and the Euclidean norm."""
 
     largest: float
     norm: float
 
 
 def rounding(size: int) -> float:
-    """The norm of a transform's rounding errors, relative to the norm of the transform: a bound.
+    """An upper bound on the norm of a transform's rounding errors, relative to the norm of it.
 
     It is log2(size)·6.7·2^-53 for a power of two (Higham, Accuracy and Stability of Numerical
     Algorithms, 2002, Theorem 24.2).
@@ -39,12 +39,12 @@ def rounding(size: int) -> float:
 def powers(masses: list[tuple[Array, int]], size: int) -> tuple[npt.NDArray[np.complex128], Errors]:
     r"""The transform of a convolution of powers, and the errors of its inverse, in N = 2^m masses.
 
-    A transform f of masses m has an error of root mean square c‖m‖. With A = |f| + c‖m‖√N the error
-    of the product Πf_i^{n_i} is at most Σ_i n_i·B_i times that of f_i, B_i = ΠA_j^{n_j}/A_i. An
-    error of the inverse is at most the mean of these, for which the inequality of Cauchy and
-    Schwarz takes the root mean square of B_i; and by Parseval's theorem the norm of the inverse's
-    errors is their root mean square, for which the largest B_i is taken. The error of computing
-    powers is relative, and the inverse has that of a transform.
+    A transform f of masses m has an error with root mean square c‖m‖. With A = |f| + c‖m‖√N and
+    B_i = ΠA_j^{n_j}/A_i, the error of the product Πf_i^{n_i} is at most Σ_i n_i·B_i times the error
+    of f_i. The error of an entry of the inverse is at most the mean of these; by the inequality of
+    Cauchy and Schwarz it is bounded through the root mean square of B_i. By Parseval's theorem the
+    norm of the inverse's errors is their root mean square, bounded through the largest B_i.
+    Computing powers adds a relative error, and the inverse adds that of a transform.
     """
     product, error = np.ones(size // 2 + 1, dtype=complex), rounding(size)
     sizes, norms = list[Array](), list[float]()
@@ -72,12 +72,12 @@ def power(x: npt.NDArray[np.complex128], exponent: int) -> npt.NDArray[np.comple
 
 
 def log_power(multiply: Callable[[Array, Array], Array], coef: Array, exponent: int) -> Array:
-    """The coefficients of p(x)^exponent, cut at the degree of p, given those of p: logarithms.
+    """The logarithms of the coefficients of p(x)^exponent, up to the degree of p.
 
     Args:
-        multiply: gives those of a product.
-        coef: of p.
-        exponent: from 0 on.
+        multiply: from the log coefficients of two series to those of their product.
+        coef: the logarithms of the coefficients of p.
+        exponent: at least 0.
     """
     one = np.full_like(coef, -np.inf)
     one[0] = 0.0
@@ -85,7 +85,7 @@ def log_power(multiply: Callable[[Array, Array], Array], coef: Array, exponent: 
 
 
 def power_by(multiply: Callable[[_T, _T], _T], x: _T, exponent: int, one: _T) -> _T:
-    """A power by squaring, for any product with this ``one``."""
+    """A power by squaring, for any associative product with the unit ``one``."""
     result = one
     while exponent:
         if exponent & 1:
@@ -97,7 +97,7 @@ def power_by(multiply: Callable[[_T, _T], _T], x: _T, exponent: int, one: _T) ->
 
 
 def _root_mean_square(x: npt.NDArray[np.number], size: int) -> float:
-    """Of a transform of which half is given: an upper bound."""
+    """An upper bound on a transform's root mean square, from the half that ``rfft`` returns."""
     return math.sqrt(2.0 * float(np.sum(np.abs(x) ** 2)) / size)
 
 

@@ -10,7 +10,7 @@ from corrnoise._progress import Progress
 from corrnoise.accounting.balls_in_bins import Estimate
 
 MOST_ATTEMPTS = 30
-# The attempt of an account that takes no draws.
+# The value of ``attempt`` for a computation that uses no random draws.
 NO_ATTEMPT = -1
 # The limits of the number of draws; with the largest one a certificate takes minutes.
 _LEAST_SAMPLES, _MOST_SAMPLES = 1_000, 100_000_000
@@ -18,15 +18,21 @@ _LEAST_SAMPLES, _MOST_SAMPLES = 1_000, 100_000_000
 
 @dataclass(frozen=True)
 class Draws:
-    """How many draws to take, from which seed, at which failure probability.
+    """Settings of a certificate: the number of random draws, their seed, the failure probability.
+
+    The same settings give the same certificate, up to rounding. ``Sampling.calibrate`` and
+    ``Sampling.account`` take them.
 
     Attributes:
-        failure_probability: that of the whole certificate.
+        failure_probability: the failure probability of the whole certificate.
         samples: the number of draws; ``None`` to choose it from the number of bins.
-        seed: their seed.
-        progress: called during a certificate.
-        attempt: the confirmation whose draws ``certified_delta`` takes, or ``NO_ATTEMPT``.
-        enough: a δ below which ``certified_delta`` looks for no smaller one; 0 except to verify.
+        seed: the seed of the draws.
+        progress: called with (draws done, total draws) during a certificate.
+        attempt: the confirmation whose draws ``certified_delta`` uses, or ``NO_ATTEMPT``.
+        enough: ``certified_delta`` computes no δ below this; 0 except for verification.
+
+    >>> Draws.checked(1e-9, samples=50_000, seed=0, progress=None).samples
+    50000
     """
 
     failure_probability: float
@@ -53,7 +59,7 @@ class Draws:
 
     @staticmethod
     def repeating(recorded: Estimate, delta: float, progress: Progress | None) -> Draws:
-        """The draws of a certificate that was recorded, to repeat it at its noise, ε and δ."""
+        """The settings that repeat a recorded certificate at its noise, ε and δ."""
         if recorded.seed is None:
             raise ValueError("seed must be recorded to repeat the draws of a certificate, got none")
         return Draws(

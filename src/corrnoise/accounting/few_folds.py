@@ -1,9 +1,8 @@
-r"""Importance sampling for removing with few folds: a weight that is bounded.
+r"""Importance sampling for removing an example, with few folds and a bounded weight.
 
-For a number of folds f and θ > 0 let
-τ = fθ and draw y from the density proportional to (mean_j e^{θx_j})^f under Q. Expanding the power
-gives a mixture over f-tuples of bins of N(θ(m_{j_1} + … + m_{j_f}), σ²I), in which a tuple has the
-weight
+For a number of folds f and θ > 0 let τ = fθ, and draw y from the density proportional to
+(mean_j e^{θx_j})^f under Q. Expanding the power gives a mixture over f-tuples of bins of
+N(θ(m_{j_1} + … + m_{j_f}), σ²I), in which a tuple has the weight
 
     Π_a exp((θ²-θ)d_{j_a}/2) · Π_{a<c} exp(θ²⟨m_{j_a}, m_{j_c}⟩/σ²),    d_j = ‖m_j‖²/σ²,
 
@@ -14,9 +13,9 @@ Z·e^L/(mean_j e^{θx_j})^f, is at most
     Z·max(1, b^{(1-θ)f})·e^{-(τ-1)L} (1 - e^{ε-L})_+
       ≤  W = Z·max(1, b^{(1-θ)f})·e^{-(τ-1)ε} (τ-1)^{τ-1}/τ^τ
 
-and its second moment is at most W·δ: for every δ, the relative error after N draws is about
-√(W/(δN)). With θ = 1, W is the bound on δ that the Rényi divergence of order f gives; f and θ are
-chosen for the least W, with f up to 3 where b is small. (f = 1 alone leaves a slack of up to
+and its second moment is at most W·δ. So the relative error after N draws is about √(W/(δN)). With
+θ = 1, W is the bound on δ that the Rényi divergence of order f gives. f and θ are chosen for the
+least W, with f up to 3 where b is small. (f = 1 alone leaves a slack of up to
 b^{τ-1}.) With many bins and a small ε, ``many_folds`` has a smaller W.
 """
 
@@ -36,9 +35,9 @@ Array = npt.NDArray[np.float64]
 
 # Triples of bins, which take b³ operations, are used up to this many bins.
 MOST_TRIPLES = 400
-# About so many bins stand for all as the first of a tuple when θ is chosen.
+# When θ is chosen, about this many bins represent all as the first bin of a tuple.
 _ROWS = 60
-# Rows of weights from which bins are chosen at a time: they fit into a cache.
+# Rows of weights from which bins are chosen at once; they fit into a cache.
 _ROWS_AT_ONCE = 256
 
 
@@ -103,9 +102,9 @@ def _best(bins: Bins, sigma: float, epsilon: float, folds: int) -> Tuples:
 class Tuples:
     """The distribution of f-tuples of bins, f = 1, 2 or 3, and the constants Z and W.
 
-    With a ``stride`` above 1 the first bin is one of every so many: about the same Z and W, to look
-    for a good θ. Where all bins are alike, the first of a pair is bin 0, and the pair is moved on
-    by a uniform number of bins.
+    With a ``stride`` above 1 only every stride-th bin is the first of a tuple: this gives about the
+    same Z and W, for the choice of θ. If all bins are alike, the first bin of a pair is bin 0, and
+    the pair is shifted by a uniform number of bins.
     """
 
     def __init__(
@@ -184,7 +183,7 @@ class Tuples:
 
 
 def _choose(parts: Array, totals: Callable[[slice], Array]) -> Indices:
-    """For each row the first column whose total is at least this part of the row's last total.
+    """For each row the first column whose cumulative weight reaches this part of the row's total.
 
     Args:
         parts: in [0, 1), one for each row.

@@ -1,4 +1,4 @@
-r"""The exact privacy of the Gaussian mechanism: the cost of fixed batches, not amplified.
+r"""The exact privacy of the Gaussian mechanism, which fixed batches (no amplification) have.
 
 Noise of standard deviation σ on a query of sensitivity Δ is characterised by μ = Δ/σ alone. It is
 (ε, δ)-DP if and only if (Balle and Wang, 2018)
@@ -9,9 +9,9 @@ With a = μ/2 - ε/μ and b = -μ/2 - ε/μ we have b² = a² + 2ε: both terms 
 
     δ(ε, μ) = ½ e^{-a²/2} (erfcx(-a/√2) - erfcx(-b/√2)),
 
-which is accurate for δ down to the smallest float; where μ is small, the difference is computed as
-the integral of -erfcx'(x) = 2/√π - 2x·erfcx(x), which does not cancel. All functions work on log δ;
-the inverses are rounded toward privacy, so that no result is on the wrong side of its target.
+which is accurate for δ down to the smallest float. For a small μ, the difference is computed as the
+integral of -erfcx'(x) = 2/√π - 2x·erfcx(x), which avoids cancellation. All functions work on log δ.
+The inverses are rounded toward privacy: a returned ε, μ or noise multiplier meets its target.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import numpy as np
 
 from corrnoise import _checks as checks
 
-# Every result of a root search is moved by this much, relative, to the private side.
+# Every result of a root search is moved toward privacy by this relative amount.
 _ROUNDING = 1e-12
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 
 
 def log_delta(epsilon: float, mu: float) -> float:
-    """Log δ(ε, μ) of the Gaussian mechanism with μ = sensitivity / standard deviation."""
+    """Log δ(ε, μ) of the Gaussian mechanism with μ = sensitivity/σ, exact up to rounding."""
     from scipy.special import erfcx, log_ndtr  # deferred, like all of SciPy, for a quick import
 
     if mu == 0.0:
         return -math.inf
     a, b = mu / 2.0 - epsilon / mu, -mu / 2.0 - epsilon / mu
-    if a > 5.0:  # δ is close to 1, and e^{-a²/2}·erfcx would overflow
+    if a > 5.0:  # δ is close to 1, and erfcx would overflow
         first, second = float(log_ndtr(a)), epsilon + float(log_ndtr(b))
         return first + math.log1p(-math.exp(min(second - first, 0.0)))
     x, width = -a / math.sqrt(2.0), mu / math.sqrt(2.0)
@@ -45,13 +45,13 @@ def log_delta(epsilon: float, mu: float) -> float:
         difference = width / 2.0 * float(_WEIGHTS @ slopes)
     else:
         difference = float(erfcx(x) - erfcx(x + width))
-    if difference <= 0.0:  # so small that e^{-a²/2} alone is below the smallest float
+    if difference <= 0.0:  # so small that e^{-a²/2} underflows
         return -a * a / 2.0
     return -a * a / 2.0 + math.log(difference) - math.log(2.0)
 
 
 def delta(epsilon: float, mu: float) -> float:
-    """δ(ε, μ) of the Gaussian mechanism.
+    """The exact δ(ε, μ) of the Gaussian mechanism with μ = sensitivity/σ (Balle and Wang, 2018).
 
     >>> round(delta(1.0, 1.0), 6)
     0.126937
@@ -62,7 +62,7 @@ def delta(epsilon: float, mu: float) -> float:
 
 
 def epsilon(delta: float, mu: float) -> float:
-    """The least ε with δ(ε, μ) ≤ δ.
+    """The least ε with δ(ε, μ) ≤ δ, for μ = sensitivity/σ, rounded up by a relative 1e-12.
 
     >>> round(epsilon(1e-5, 1.0), 4)
     4.3772
@@ -78,7 +78,7 @@ def epsilon(delta: float, mu: float) -> float:
 
 
 def mu(epsilon: float, delta: float) -> float:
-    """The largest μ that is (ε, δ)-DP.
+    """The largest μ = sensitivity/σ that is (ε, δ)-DP, rounded down by a relative 1e-12.
 
     >>> round(1 / mu(9.0, 1e-5) * math.sqrt(10), 4)  # DP-SGD with ten participations
     1.7226
@@ -102,7 +102,14 @@ def mu(epsilon: float, delta: float) -> float:
 
 
 def noise_multiplier(epsilon: float, delta: float, sensitivity: float) -> float:
-    """σ for a query of this sensitivity, per unit of clip norm: sensitivity / μ(ε, δ)."""
+    """The least σ that is (ε, δ)-DP for a query of this sensitivity: sensitivity/μ(ε, δ).
+
+    It is exact, rounded up by a relative 1e-12. With the sensitivity per unit of clip norm, σ is
+    the noise multiplier.
+
+    >>> round(noise_multiplier(9.0, 1e-5, sensitivity=math.sqrt(10)), 4)
+    1.7226
+    """
     sensitivity = checks.number("sensitivity", sensitivity, 0.0, open_low=True)
     return sensitivity / mu(epsilon, delta) * (1.0 + _ROUNDING)
 
@@ -114,7 +121,7 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 def _push(private: Callable[[float], bool], value: float, *, up: bool) -> float:
-    """Move ``value`` up or down, by at least the rounding, until ``private`` holds."""
+    """Move ``value`` up or down by at least the rounding, until ``private(value)`` is true."""
     step = _ROUNDING
     while step < 1.0:
         moved = value * (1.0 + step if up else 1.0 - step)

@@ -1,4 +1,4 @@
-r"""The law of a sum of independent lognormals, as upper values of two curves, with no draws.
+r"""The law of a sum of independent lognormals: upper values of two curves, with no random draws.
 
 For Y = X_1 + … + X_r, X_j = e^{√v z_j - v/2} with standard normals z_j, so that the mean is r, and
 s = 1 + (y - r)/b, the curves are those of ``epoch``: H(s) = E[(Y - y)_+]/b, K(s) = E[(y - Y)_+]/b.
@@ -13,17 +13,18 @@ one Fourier transform, tilted by e^{λY}, so that errors are relative. The trans
 * for K, sums beyond the window appear below it, which raises K; for sums below y₀, the window's
   beginning, Q(Y < y₀) ≤ E[e^{λY}]·e^{-λy₀} is added, for some λ ≤ 0.
 
-With many variables and far from the mean no λ makes rounding errors small. There, for a number τ,
+With many variables and far from the mean, rounding errors are large for every λ. There another
+bound is used. For any number τ,
 
     E[(Y - y)_+] ≤ E[(Y - y)_+; all X_j ≤ τ] + r·E[(X_1 + Y' - y)_+; X_1 > τ],
 
-Y' being the sum of the others. The first term has Chernoff's bound, and the second is the mean,
-over the law of Y', of a closed form that is convex in Y'; the case that another X_j exceeds τ is
-bounded.
+where Y' is the sum of the others. The first term has Chernoff's bound. The second is the mean, over
+the law of Y', of a closed form that is convex in Y'; the case that another X_j exceeds τ too is
+bounded separately.
 
 A bound on the rounding errors of the transforms is added at each point of the window. No single
-grid serves sums near their mean and sums that are 10¹⁰ times as large. So thresholds are grouped
-into bands, each with its own grid, and one transform serves all thresholds of a band.
+grid suits both sums near their mean and sums that are 10¹⁰ times as large. So thresholds are
+grouped into bands, each with its own grid, and one transform serves all thresholds of a band.
 """
 
 from __future__ import annotations
@@ -34,44 +35,44 @@ import numpy as np
 
 from corrnoise.accounting.convolution import FACTOR, Array, Errors, powers, repeated_sums
 
-# Beyond losses with less δ than this, they count as infinite.
+# Losses at which δ is below this count as infinite.
 _NEGLIGIBLE = 1e-19
-# Grid points: this times the square root of the number of variables, within limits; and far from
-# the mean, where sums are large because one variable is.
+# The number of grid points: this times the square root of the number of variables, within these
+# limits; and the number far from the mean, where sums are large because one variable is large.
 _POINTS, _LEAST_POINTS, _MOST_POINTS, _FAR_POINTS = 1200.0, 1 << 14, 1 << 18, 1 << 15
-# Standard deviations of the sum, and of a normal, beyond which nothing is left.
+# Standard deviations of the sum, and of a normal, beyond which the mass is negligible.
 _FAR, LARGEST_NORMAL = 14.0, 9.7
-# A band ends at this many standard deviations of the sum, and the next at so many times that.
+# The first band ends at this many standard deviations of the sum; each next one at this multiple.
 _FIRST, _RATIO = 3.0, 2.0
-# No band begins farther from the mean than this multiple of what is seen of the sum.
+# No band begins farther from the mean than this multiple of the sum's largest relevant value.
 _MOST_DISTANCE = 1e3
-# The part of a λ that is used: sums beyond the window count e^{λ·period} times.
+# The fraction of a λ that is used, since sums beyond the window count e^{λ·period} times.
 _EASE = 0.7
-# The logarithm of E[e^{λY}]·e^{-λy}, by which rounding errors are multiplied, is at most so much
-# above the least one, at the end of a band that is near the mean; and the largest λ times the last
-# grid point.
+# Rounding errors are multiplied by E[e^{λY}]·e^{-λy}. At the end of a band that is near the mean,
+# its logarithm may exceed the least possible one by this much. The second number is the largest
+# product of λ and the last grid point.
 _MOST_GROWTH, _MOST_EXPONENT = 6.0, 600.0
-# For removing, a single variable is cut off where less than this part of H is lost, or at this
+# For removing, a single variable is cut off where at most this fraction of H is lost, or at this
 # multiple of the largest threshold's distance to the mean.
 _PART, _REACH = 1e-4, 30.0
-# From this number of variables on, sums far from the mean are also bounded by one large variable:
-# by this part of the distance to the mean. The others' sum is then on a grid of few points.
+# With at least this many variables, sums far from the mean are also bounded by one large variable,
+# above this fraction of the distance to the mean. The sum of the others then has this few points.
 _MANY, _JUMP, _FEW = 256, 0.25, 400
-# The rounding error of the two terms of a difference, relative.
+# The relative rounding error of the two terms of a difference.
 _CANCELLATION = 1e-13
-# The relative rounding error of all arithmetic but transforms and tilts is far below this.
+# The relative rounding error of all other arithmetic (no transforms, no tilts) is far below this.
 _ARITHMETIC = 1e-6
 
 
 class LognormalSum:
-    """Y of r = ``num_steps`` variables, and the curves H and K for b = ``num_bins``."""
+    """The sum Y of r = ``num_steps`` variables, and its curves H and K for b = ``num_bins``."""
 
     def __init__(self, variance: float, num_bins: int, num_steps: int) -> None:
         self.variance, self.root = variance, math.sqrt(variance)
         self.b, self.r = num_bins, num_steps
         self.rounding = 1.0 + _ARITHMETIC + FACTOR * num_steps
         self.deviation = math.sqrt(num_steps * math.expm1(variance))
-        # Beyond this a single X_j is not seen; the sum neither, so far beyond its mean.
+        # Beyond this a single X_j has negligible mass, and so has the sum this far from its mean.
         self.largest = math.exp(variance / 2.0 + LARGEST_NORMAL * self.root)
         self.far = num_steps + _FAR * self.deviation + self.largest
         size = min(max(_POINTS * math.sqrt(num_steps), _LEAST_POINTS), _MOST_POINTS)
@@ -84,7 +85,7 @@ class LognormalSum:
             last = math.floor(math.log1p(distance / self.b) / h)
             nodes = np.arange(found.size, max(last, found.size + 1) + 1)
             values = self._call(self.r + self.b * np.expm1(h * nodes))
-            # H falls.
+            # H is decreasing.
             found = np.minimum.accumulate(np.append(found, values))
             distance *= _RATIO
         return found[: _first_below(found)]
@@ -129,7 +130,7 @@ class LognormalSum:
         return np.interp(y, at[kept], worth) + wrapped + cut
 
     def _enough(self, y: float) -> float:
-        """A largest X_j beyond which a small part of E[(Y - y)_+] is, by a rough estimate."""
+        """A value of X_j beyond which E[(Y - y)_+] has only a small part, by a rough estimate."""
         from scipy.special import ndtr, ndtri  # deferred, like all of SciPy, for a quick import
 
         r, distance = self.r, max(y - self.r, _FIRST * self.deviation)
@@ -146,13 +147,13 @@ class LognormalSum:
         return min(most, 1.0 + _REACH * distance)
 
     def _jump(self, y: Array) -> Array:
-        """Upper values of E[(Y - y)_+] as the module's docstring bounds them by one large X_j."""
+        """Upper values of E[(Y - y)_+] by one large X_j, as in the module's docstring."""
         r, low = self.r, float(y[0])
         jump = (low - r) * _JUMP
         start = max(0.0, r - _FAR * self.deviation)
         grid = _Grid(start, low, jump, _FAR_POINTS, self)
         at, law, _, errors = grid.law(r - 1, 0.0)
-        # A coarser grid that keeps means.
+        # A coarser grid that preserves means.
         ends = np.linspace(float(at[0]), float(at[-1]), _FEW)
         cell = np.minimum(((at - ends[0]) / (ends[1] - ends[0])).astype(int), _FEW - 2)
         upper = np.clip((at - ends[cell]) / (ends[1] - ends[0]), 0.0, 1.0)
@@ -161,7 +162,7 @@ class LognormalSum:
         mass += np.bincount(cell + 1, law * upper, _FEW)
         jump, one, weighted = float(grid.values[-1]), grid.beyond, grid.weighted_beyond
         found = r * (self._option(y[:, None] - ends, jump, one, weighted) @ mass)
-        # Two large ones; and sums beyond the window without a large one.
+        # Add the case of two large variables, and sums beyond the window without a large variable.
         found += r * (r - 1) * (2.0 * weighted * one + r * one**2)
         end = float(at[-1]) + grid.step
         tilt = max(grid.tilt(r, end), 1.0 / end)
@@ -171,7 +172,7 @@ class LognormalSum:
         return found + rest * np.exp(-tilt * (y - end)) / (tilt * math.e)
 
     def _option(self, strike: Array, jump: float, one: float, weighted: float) -> Array:
-        """E[(X - a)_+; X > jump] for every a: a formula of Black and Scholes."""
+        """E[(X - a)_+; X > jump] for every a, by the formula of Black and Scholes."""
         from scipy.special import ndtr
 
         at = np.maximum(strike, jump)
@@ -207,7 +208,7 @@ def _first_below(values: Array) -> int:
 
 
 class _Grid:
-    """The law of one X_j on a grid, with its mean kept, and that of the sum, in a window."""
+    """The law of one X_j on a grid, its mean preserved, and the law of the sum in a window."""
 
     def __init__(
         self, start: float, end: float, most: float, points: int, total: LognormalSum
@@ -233,7 +234,7 @@ class _Grid:
         self.weighted_beyond = float(ndtr(total.root - edges[-1]))
 
     def eased(self, count: int, far: float, near: float) -> float:
-        """A λ for a band: less than ``tilt`` for the end that is far from the mean."""
+        """A λ for a band: less than ``tilt`` at its end far from the mean."""
         least, tilt = _EASE * self.tilt(count, near), _EASE * self.tilt(count, far)
         most = count * self.log_total(least) - least * near + _MOST_GROWTH
         while count * self.log_total(tilt) - tilt * near > most:
@@ -241,7 +242,7 @@ class _Grid:
         return tilt
 
     def tilt(self, count: int, target: float) -> float:
-        """The λ at which the tilted sum has the mean ``target``, about."""
+        """The λ at which the tilted sum has approximately the mean ``target``."""
         from scipy.optimize import brentq
 
         def excess(tilt: float) -> float:
@@ -261,7 +262,7 @@ class _Grid:
         return math.log(float(self.mass @ np.exp(tilt * self.values)))
 
     def chernoff(self, count: int, tilt: float, at: float) -> float:
-        """E[e^{λY}]·e^{-λ·at}: a bound of the mass beyond ``at``."""
+        """E[e^{λY}]·e^{-λ·at}: an upper bound on the mass beyond ``at``."""
         return math.exp(min(count * self.log_total(tilt) - tilt * at, 700.0))
 
     def law(self, count: int, tilt: float) -> tuple[Array, Array, Array, Errors]:
@@ -269,7 +270,7 @@ class _Grid:
         log_total = self.log_total(tilt)
         mass = self.mass * np.exp(tilt * self.values - log_total)
         size = self.points
-        while size < mass.size:  # the error of a transform is known for powers of two
+        while size < mass.size:  # the error bound of a transform is for powers of two
             size *= 2
         transform, errors = powers([(mass, count)], size)
         found = np.roll(np.fft.irfft(transform, size), -(self.first % size))

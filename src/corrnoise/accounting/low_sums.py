@@ -1,8 +1,8 @@
-r"""Importance sampling for adding, for many bins: draws in which T = mean_j e^{x_j} is small.
+r"""Importance sampling for adding an example, with many bins: T = mean_j e^{x_j} is made small.
 
 The shift along the mean of ``balls_in_bins`` bounds T from below by Jensen's inequality, which is
-loose where e^{x_j} varies much. Here some bins that are far apart are drawn with a weight
-e^{-λe^{x_j}/t}, one by one, and the others given them.
+loose if e^{x_j} has a large variance. Here t bins that are far apart are drawn one by one, with the
+weight e^{-λe^{x_j}/t}; the other bins are drawn given these.
 
 With A_r and T_r as in ``many_folds``, let K_r be the covariance of u_j = x_j + d_j/2 over A_r under
 Q, and D_r its diagonal, the d_j. Let κ be at least every eigenvalue of every correlation matrix
@@ -40,19 +40,20 @@ from corrnoise.accounting.proposals import LARGEST_EXPONENT, Noise, Pattern, Til
 
 Array = npt.NDArray[np.float64]
 
-# Distances that are tried.
+# How many distances are tried.
 _DISTANCES = 12
-# The steps of ω: between the quantiles ±this of a normal.
+# The number of steps of ω, and the range ±this of a normal that they cover.
 _STEPS, _QUANTILE = 512, 7.0
-# Numbers of matrices that are worked on at a time.
+# How many entries of matrices are processed at once.
 _ENTRIES = 1 << 18
-# λ is at most this times the number of bins that are drawn one by one.
+# The largest λ, as a multiple of the number of bins that are drawn one by one.
 _LARGEST_RATE = 1e3
-# More bins than this are not drawn one by one.
+# The most bins that are drawn one by one.
 _MOST = 256
-# κ is so much larger than the largest eigenvalue, for rounding errors.
+# κ exceeds the largest eigenvalue by this relative margin, for rounding errors.
 _ROUNDING = 1e-9
-# Correlation matrices with larger sums of a row are not used: no eigenvalue is below 2 minus this.
+# Correlation matrices with a larger row sum are not used. So every eigenvalue is at least 2 minus
+# this.
 _LARGEST_SUM = 1.9
 
 
@@ -109,7 +110,7 @@ class LowSums:
 
 
 class _Steps:
-    """ω on equal steps of x, with the law of each x_j that has it as its weight.
+    """ω on equal steps of x, and the law of each x_j that is weighted by it.
 
     Args:
         d: ‖m_j‖²/σ² for every bin.
@@ -130,11 +131,11 @@ class _Steps:
         self.below = np.hstack([zero, ndtr(z), one])
         with np.errstate(divide="ignore"):
             logs = np.log(np.diff(self.below, axis=1)) + self.log_weight
-        # Relative to the largest of a row: with a small d all of them can be below the least float.
+        # Relative to the largest of a row: with a small d all of them may underflow.
         top = np.max(logs, axis=1, keepdims=True)
         sums = np.cumsum(np.exp(logs - top), axis=1)
         self.log_mass = top[:, 0] + np.log(sums[:, -1])
-        # All rows in one ascending array: that of bin j has the numbers j + (0, 1].
+        # All rows in one ascending array: the row of bin j has values in j + (0, 1].
         self.table = (np.arange(d.size)[:, None] + sums / sums[:, -1:]).reshape(-1)
         self.half = d / 2.0
 
@@ -150,7 +151,7 @@ class _Steps:
         low, high = self.below[bins, step], self.below[bins, step + 1]
         z = ndtri(low + (high - low) * generator.random(bins.shape))
         x = np.clip(z, -38.0, 38.0) * self.root[bins] - self.half[bins]
-        # Rounding must not carry x out of its step to the left, where ω is larger.
+        # Rounding must not move x out of its step to the left, where ω is larger.
         x = np.maximum(x, np.append(-np.inf, self.ends)[step])
         log_excess = -self.rate * np.exp(x) - self.log_weight[step]
         return x, np.sum(log_excess, axis=1)
@@ -162,9 +163,9 @@ def _none(generator: np.random.Generator, noise: Noise) -> Array:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What σ does not change: κ, K_r^{-1} and log √(κ^t det D_r/det K_r), for σ = 1.
+    """What does not depend on σ: κ, K_r^{-1} and log √(κ^t det D_r/det K_r), for σ = 1.
 
-    For every r, or for r = 0 alone where all bins are alike.
+    They are given for every r, or only for r = 0 if all bins are alike.
     """
 
     most: float
@@ -174,7 +175,7 @@ class _Parts:
 
 @lru_cache(maxsize=4)
 def _parts(bins: Bins, pattern: Pattern) -> _Parts | None:
-    """``None`` where a correlation matrix may be nearly singular."""
+    """The parts of a pattern; ``None`` if a correlation matrix may be nearly singular."""
     chosen = (np.arange(bins.kinds)[:, None] + pattern.bins) % bins.num_bins
     found = _correlations(bins, chosen)
     if found is None:
@@ -189,19 +190,19 @@ def _parts(bins: Bins, pattern: Pattern) -> _Parts | None:
 def _correlations(
     bins: Bins, chosen: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float64], float] | None:
-    """The correlation matrices of some bins and κ; ``None`` where one may be nearly singular."""
+    """The correlation matrices of some bins and κ; ``None`` if one may be nearly singular."""
     squares = bins.squares[chosen]
     if float(np.min(squares)) <= 0.0:
         return None
     matrices = bins.gram[chosen[..., :, None], chosen[..., None, :]]
     matrices /= np.sqrt(squares[..., :, None] * squares[..., None, :])
-    # Every eigenvalue is within the sum of the other entries of a row from 1 (Gershgorin).
+    # Every eigenvalue differs from 1 by at most the sum of a row's other entries (Gershgorin).
     most = float(np.max(np.sum(np.abs(matrices), axis=-1))) * (1.0 + _ROUNDING)
     return (matrices, most) if most <= _LARGEST_SUM else None
 
 
 def _solved(inverse: Array, first: Indices, pair: Array) -> Array:
-    """K_r^{-1} times two columns for the r of each row."""
+    """K_r^{-1} times two columns, with the r of each row."""
     if len(inverse) > 1:
         return inverse[first] @ pair
     # All rows have one symmetric matrix: a single product.
@@ -217,7 +218,7 @@ def _groups(count: int, size: int) -> Iterator[slice]:
 
 
 def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, LowSums] | None:
-    """The logarithm of the least W, about, and its pattern and λ; ``None`` where there is none."""
+    """Approximately the least log W, with its pattern and λ; ``None`` if no pattern is usable."""
     b = bins.num_bins
     distances = bins.distances(np.geomspace(1.0, max(b // 2, 1), _DISTANCES))
     patterns = [Pattern(b // distance, distance) for distance in distances]
@@ -229,7 +230,7 @@ def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, LowSums] | No
 def _least(
     bins: Bins, sigma: float, epsilon: float, pattern: Pattern
 ) -> tuple[float, LowSums] | None:
-    """The logarithm of W for the best λ, from the bins in the middle: it serves to choose."""
+    """Log W for the best λ, estimated from the bins in the middle, to choose a pattern."""
     from scipy.optimize import minimize_scalar
     from scipy.special import logsumexp
 
@@ -248,7 +249,7 @@ def _least(
     def log_largest(log_rate: float) -> float:
         rate = math.exp(log_rate)
         mean = float(mass @ np.exp(-rate / t * each))
-        # At small ε and δ all of it can be below the least float64.
+        # At small ε and δ all of it may underflow.
         log_mean = math.log(mean) if mean else float(logsumexp(-rate / t * each, b=mass))
         return t * log_mean + penalty + _log_worth(rate, epsilon)
 
@@ -258,5 +259,5 @@ def _least(
 
 
 def _log_worth(rate: float, epsilon: float) -> float:
-    """The logarithm of a bound of e^{λT}(1 - e^ε T) for T < e^{-ε}."""
+    """The logarithm of an upper bound of e^{λT}(1 - e^ε T) for T < e^{-ε}."""
     return rate * math.exp(-epsilon) + epsilon - 1.0 - math.log(rate)

@@ -1,9 +1,9 @@
-r"""Importance sampling for removing with many folds, for many bins.
+r"""Importance sampling for removing an example, with many folds and many bins.
 
 The proposal of ``few_folds`` for f folds is a mixture over all f-tuples of bins. Its tuples can
-be drawn only for f ≤ 3, and with many bins and a small ε that leaves a large W. Here tuples are
-drawn from few bins that are far apart, with weights that are too large but easy to draw from, and
-the integrand corrects for it.
+be drawn only for f ≤ 3, which gives a large W with many bins and a small ε. Here tuples are drawn
+from few bins that are far apart, with upper bounds of the weights that are easy to draw from. The
+integrand corrects for the difference.
 
 Let A be a ``Pattern`` of t bins, A_r the pattern that begins at bin r, counted mod b, and
 T_r = mean_{j∈A_r} e^{x_j}; the mean of T_r over all r is T = e^L. For a tuple of f bins of A_r let
@@ -17,9 +17,9 @@ probability t^{-f}·w'/Z, and y from N(m_{j_1} + … + m_{j_f}, σ²I). Then
     Y = Z·(w/w')·(T - e^ε)_+ / mean_r T_r^f
 
 has the expectation δ_remove(ε) and is at most W = Z·e^{-(f-1)ε}(f-1)^{f-1}/f^f, because
-mean_r T_r^f ≥ T^f. W is the bound of ``renyi`` of order f. Z depends on the numbers n_j of times
-that each bin occurs alone, so it is a coefficient of a power of a power series, and the n_j are
-drawn by halving the pattern again and again.
+mean_r T_r^f ≥ T^f. W is the bound of ``renyi`` of order f. Z depends only on the numbers n_j of
+times that each bin occurs. So it is a coefficient of a power of a power series, and the n_j are
+drawn by halving the pattern repeatedly.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ Array = npt.NDArray[np.float64]
 
 # The largest number of folds.
 _MOST_FOLDS = 128
-# The gaps between blocks that are tried, and blocks as (points, spacing relative to the gap).
+# How many gaps between blocks are tried, and the blocks as (points, spacing relative to the gap).
 _GAPS = 10
 _BLOCKS = ((2, 0.5), (3, 0.35), (4, 0.25), (6, 0.2), (8, 0.15), (12, 0.1))
-# The gaps that are tried with blocks, relative to the best gap without.
+# The gaps that are tried with blocks, relative to the best gap without blocks.
 _WIDER = (1.0, 1.4, 2.0)
 
 
@@ -113,8 +113,8 @@ class ManyFolds:
 def _log_mean_power(values: Array, power: int) -> Array:
     """The logarithm of the mean of a power, for each row of numbers that are not negative.
 
-    A number below a part of its row's largest whose power is the least float counts as that part:
-    so the power never underflows, and the mean grows by less than its rounding error.
+    Numbers are raised to a fraction of their row's largest number that is chosen so that its power
+    does not underflow. The mean grows by less than its rounding error.
     """
     highest = np.max(values, axis=1)
     least = float(np.finfo(values.dtype).tiny) ** (0.99 / power)
@@ -128,14 +128,14 @@ def _log_mean_power(values: Array, power: int) -> Array:
 
 
 class Spread:
-    """The law of numbers n_1, …, n_t with a given sum R and probabilities in proportion to Π e_n.
+    """The law of numbers n_1, …, n_t with the sum R and probability proportional to Π_i e_{n_i}.
 
     Args:
         log_each: the logarithms of e_0, …, e_f.
         count: t.
 
     Attributes:
-        log_total: the logarithm of the sum of Π e_n over all numbers with the sum R, for every R.
+        log_total: for every R, the logarithm of the sum of Π_i e_{n_i} over all numbers with sum R.
     """
 
     def __init__(self, log_each: Array, count: int) -> None:
@@ -155,7 +155,7 @@ class Spread:
                 terms = np.where(rest >= 0, left + right[np.maximum(rest, 0)], -np.inf)
                 top = np.max(terms, axis=1)
                 sums = np.cumsum(np.exp(terms - top[:, None]), axis=1)
-                # All rows in one ascending array: row R has the numbers R + (0, 1].
+                # All rows in one ascending array: row R has values in R + (0, 1].
                 self._tables[size] = (orders[:, None] + sums / sums[:, -1:]).reshape(-1)
                 known[size] = top + np.log(sums[:, -1])
             return known[size]
@@ -163,7 +163,7 @@ class Spread:
         return total(count)
 
     def draw(self, generator: np.random.Generator, sums: Indices) -> Indices:
-        """Numbers with these sums: one row for each."""
+        """Draw numbers with these sums: one row for each sum."""
         result = np.empty((sums.size, self._count), dtype=np.int64)
         self._halve(generator, sums, result)
         return result
@@ -182,7 +182,7 @@ class Spread:
 
 
 def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, ManyFolds] | None:
-    """The logarithm of the least W and its folds and pattern; ``None`` where there is no pattern.
+    """The least log W, with its folds and pattern; ``None`` if there is no pattern.
 
     The gap between bins is chosen first, then blocks are tried.
     """
@@ -204,7 +204,7 @@ def best(bins: Bins, sigma: float, epsilon: float) -> tuple[float, ManyFolds] | 
 
 
 def _least(bins: Bins, sigma: float, epsilon: float, pattern: Pattern) -> tuple[float, ManyFolds]:
-    """The logarithm of W for the best number of folds, about: it serves to choose."""
+    """Approximately log W for the best number of folds, to choose a pattern."""
     own, near, far = _exponents(bins, sigma, pattern)
     # With more folds than this W exceeds 1.
     most = 3.0 + 2.0 * (math.log(bins.num_bins) + epsilon) / max(own + near + far, 1e-9)
@@ -238,7 +238,7 @@ def _log_own(own: float, folds: int) -> Array:
 
 
 def _log_product(left: Array, right: Array) -> Array:
-    """Of power series given by logarithms, about, in float64: faster than that of ``renyi``."""
+    """An approximate product of power series given by logarithms, faster than that of ``renyi``."""
     # A factor for each degree keeps numbers within the range of float64.
     orders = np.arange(left.size)
     slope = (right[-1] - right[0]) / max(orders[-1], 1)

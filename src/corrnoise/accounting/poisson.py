@@ -1,18 +1,18 @@
-r"""Steps with Poisson sampling: a composition, with no random draws.
+r"""DP-SGD with Poisson sampling: a composition of steps, with no random draws.
 
 A run has ``count`` steps; each takes an example with probability q and adds Gaussian noise of
 standard deviation σ times the sensitivity to one example. With v = 1/σ² and X = e^{√v z - v/2} for
 a standard normal z under Q, a step is
 
-    P/Q = S = 1 + q(X - 1):
+    P/Q = S = 1 + q(X - 1),
 
-the first step of an epoch of random allocation with 1/q bins. Its curves (``epoch``) have closed
-forms, those of Black and Scholes: for s = 1 + q(y - 1),
+as the first step of an epoch of random allocation with 1/q bins. Its curves (``epoch``) have the
+closed forms of Black and Scholes: for s = 1 + q(y - 1),
 
     H(s) = q·E[(X - y)_+] = q·(Φ(√v - t) - yΦ(-t)),
     K(s) = q·E[(y - X)_+] = q·(yΦ(t) - Φ(t - √v)),
 
-t = (log y + v/2)/√v. Steps are composed as there (``composed``).
+with t = (log y + v/2)/√v. Steps are composed as in ``composed``.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ import numpy as np
 from corrnoise.accounting import composed, epoch, gaussian
 from corrnoise.accounting.convolution import Array
 
-# The part of the standard deviation of a step's loss that nodes are apart. Connecting the dots
-# adds a variance of at most a quarter of the squared distance: 0.03 % of the loss's.
+# The distance of nodes, relative to the standard deviation of a step's loss, and the most nodes.
+# Chords between nodes add a variance of at most a quarter of the squared distance: 0.03 % of the
+# loss's variance.
 _SPACING, _MOST_NODES = 1.0 / 32.0, 100_000
-# The normal beyond which nothing is left, and the δ below which a loss counts as infinite.
+# The normal beyond which the mass is negligible, and the δ below which a loss counts as infinite.
 _LARGEST_NORMAL, _NEGLIGIBLE = 9.7, 1e-21
-# Variances 1/σ² for which a step is computed: numbers neither cancel nor overflow.
+# The range of variances 1/σ² without cancellation or overflow.
 _LEAST_VARIANCE, _MOST_VARIANCE = 1e-8, 500.0
-# The rounding error of a difference, relative to its terms, and of all other arithmetic.
+# The rounding errors of a difference, relative to its terms, and of all other arithmetic.
 _CANCELLATION, _ARITHMETIC = 1e-13, 1e-9
 
 
 def delta_bound(probability: float, sigma: float, count: int, epsilon: float) -> float:
-    """An upper bound of δ(ε) of ``count`` steps, tight up to grids.
+    """An upper bound of δ(ε) of ``count`` steps, tight up to the grids.
 
-    It is never above that of a run that takes the example in every step.
+    It is never above the δ of a run that takes the example in every step.
 
     >>> round(delta_bound(1.0, 2.0, 4, 1.0), 4), round(delta_bound(0.2, 2.0, 4, 1.0), 6)
     (0.1269, 2.9e-05)
@@ -53,7 +54,7 @@ def delta_bound(probability: float, sigma: float, count: int, epsilon: float) ->
 
 @lru_cache(maxsize=64)
 def _step(probability: float, variance: float) -> tuple[epoch.Pair, float]:
-    """The pair that dominates a step, and the distance of its nodes."""
+    """A discrete pair that dominates a step, and the distance of its nodes."""
     step = Step(probability, variance)
     h = step.spacing()
     return epoch.pair(step, h), h
@@ -64,12 +65,12 @@ class Step:
 
     def __init__(self, probability: float, variance: float) -> None:
         self.q, self.variance, self.root = probability, variance, math.sqrt(variance)
-        # The largest loss that is seen.
+        # The largest loss with mass that is not negligible.
         top = variance / 2.0 + _LARGEST_NORMAL * self.root
         self.largest = math.log1p(probability * math.expm1(top))
 
     def spacing(self) -> float:
-        """A distance h of the nodes that suits both curves."""
+        """A suitable distance h of nodes for both curves."""
         deviation = math.sqrt(math.log1p(self.q**2 * math.expm1(self.variance)))
         return max(_SPACING * deviation, self.largest / _MOST_NODES)
 

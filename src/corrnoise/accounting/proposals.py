@@ -1,4 +1,4 @@
-"""What importance sampling of balls-in-bins draws from: a proposal, and its largest value."""
+"""Proposals of importance sampling for balls-in-bins, each with its largest value W."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Array = npt.NDArray[np.float64]
 # Float64 in a certificate; float32 where a search keeps its draws.
 Noise = npt.NDArray[np.float64] | npt.NDArray[np.float32]
 
-# Floats that one thread works on at a time: they fit into a cache.
+# How many floats one thread processes at once; they fit into a cache.
 _CHUNK = 1 << 15
-# Exponents are cut off here; a W that large certifies nothing.
+# Exponents are cut off here; a W this large certifies nothing.
 LARGEST_EXPONENT = 700.0
 
 
 @dataclass(frozen=True)
 class Tilt:
-    """An integrand on draws (generator, Gaussian inner products), and its largest value."""
+    """An integrand as a function of (generator, Gaussian inner products), and its largest value."""
 
     values: Callable[[np.random.Generator, Noise], Array]
     log_largest: float
 
     @property
     def largest(self) -> float:
-        """W, which no value exceeds."""
+        """W, which no value of the integrand exceeds."""
         return float(np.exp(min(self.log_largest, LARGEST_EXPONENT)))
 
 
@@ -45,7 +45,7 @@ class Shape(Protocol):
 def log_worth(order: npt.ArrayLike, epsilon: float) -> Array:
     """The logarithm of the largest T^{1-α}(1 - e^ε/T) over T > e^ε, for an order α > 1.
 
-    It is e^{-(α-1)ε}(α-1)^{α-1}/α^α: what a moment of order α, or a proposal of α folds, is worth.
+    It is e^{-(α-1)ε}(α-1)^{α-1}/α^α, the factor from a moment of order α to a bound on δ(ε).
     """
     order = np.asarray(order, dtype=np.float64)
     excess = order - 1.0
@@ -53,7 +53,7 @@ def log_worth(order: npt.ArrayLike, epsilon: float) -> Array:
 
 
 def chunks(noise: Noise) -> Iterator[slice]:
-    """Parts of the rows that fit into a cache."""
+    """Slices of the rows, each small enough for a cache."""
     size = max(1, _CHUNK // noise.shape[1])
     for start in range(0, noise.shape[0], size):
         yield slice(start, start + size)
@@ -87,15 +87,15 @@ class Pattern:
         return np.add.outer(blocks, np.arange(self.points) * self.spacing).reshape(-1)
 
     def sums(self, values: Array) -> Array:
-        """The sum over the pattern that begins at bin r, for every r: of each row of ``values``.
+        """For each row of ``values`` and every r, the sum over the pattern that begins at bin r.
 
-        Only sums of what is given, so that nothing cancels.
+        Values are only added, never subtracted, so there is no cancellation.
         """
         inner = _window(values, self.points, self.spacing)
         return _window(inner, self.blocks, self.period)
 
     def different_sums(self, values: Array) -> Array:
-        """``sums`` for r from 0 to the period where b is a multiple of it, as they then repeat."""
+        """``sums`` for all r; for r below the period if that divides b, as the sums then repeat."""
         rows, b = values.shape
         if self.blocks * self.period != b:
             return self.sums(values)
@@ -128,7 +128,7 @@ def _window(values: Array, count: int, spacing: int) -> Array:
 
 
 def _plus_later(first: Array, second: Array, shift: int) -> Array:
-    """Each entry of ``first`` plus that of ``second`` so many places later, counted mod a row."""
+    """Each entry of ``first`` plus the entry of ``second`` ``shift`` places later, mod the row."""
     width = first.shape[1]
     shift %= width
     result = np.empty_like(first)

@@ -8,9 +8,9 @@ are exact for α = 2, 3 and 4 in O(b²), O(b³) and O(b⁴); the orders that b m
 
 **Removing, all orders.** Let w ≥ 1 and split the bins by their residue mod w. P is the mixture of
 the P_r that use the bins of one residue, and the hockey-stick divergence is jointly convex, so
-δ(P‖Q) is at most the average of the δ(P_r‖Q). The t bins of one residue are at least w steps apart;
-their means have inner products of at most g, the largest at a distance of w or more, and squares of
-at most d = max ‖m_j‖². Every moment
+δ(P‖Q) is at most the average of the δ(P_r‖Q). The t bins of one residue are at least w steps apart.
+Their means have inner products of at most g, the largest one at distances of at least w, and
+squared norms of at most d = max ‖m_j‖². Every moment
 
     E_Q[(P_r/Q)^α] = t^{-α} Σ_{j_1…j_α} exp(Σ_{a<c} ⟨m_{j_a}, m_{j_c}⟩/σ²),    α = 2, 3, …
 
@@ -19,11 +19,11 @@ grows with each inner product, so with n_j the number of times that bin j appear
     E_Q[(P_r/Q)^α] ≤ e^{α(α-1)g/(2σ²)}
         · t^{-α} Σ_{n_1+…+n_t=α} α!/Π n_j! · exp(Σ_j n_j(n_j-1)(d-g)/(2σ²)),
 
-a power of one polynomial, evaluated exactly. Between integers log E is convex in α, so the chord is
-an upper bound. Then δ(P_r‖Q) ≤ E_Q[(P_r/Q)^α] e^{-(α-1)ε} (α-1)^{α-1}/α^α for every α; the best α
-and w are kept. w = b is no amplification.
+which is a power of one polynomial, evaluated exactly. Between integers log E is convex in α, so the
+chord is an upper bound. Then δ(P_r‖Q) ≤ E_Q[(P_r/Q)^α] e^{-(α-1)ε} (α-1)^{α-1}/α^α for every α. The
+best α and w are used; w = b means no amplification.
 
-**Adding.** The bound of ``balls_in_bins.add_bound``.
+**Adding.** The bound is that of ``balls_in_bins.add_bound``.
 
 Both directions are at most the unamplified Gaussian with sensitivity ‖m_0‖.
 """
@@ -65,12 +65,12 @@ def delta(bins: Bins, sigma: float, epsilon: float) -> float:
 
 @lru_cache(maxsize=4)
 def _moments(bins: Bins, sigma: float) -> tuple[Array | None, list[list[tuple[float, Array]]]]:
-    """What no ε enters, kept for a search: exact moments of low orders, and those of mixtures."""
+    """The exact moments of low orders, and those of mixtures; cached, as ε does not change them."""
     return _exact_orders(bins, sigma), _all_orders(bins, sigma)
 
 
 def _exact_orders(bins: Bins, sigma: float) -> Array | None:
-    """The exact moments of orders 1 to at most 4; ``None`` where they would overflow."""
+    """The exact moments of orders 1 to at most 4; ``None`` if they would overflow."""
     b = bins.num_bins
     few = b > _MOST_TRIPLES
     exponent = bins.gram[: bins.kinds if few else b] / sigma**2
@@ -92,7 +92,7 @@ def _exact_orders(bins: Bins, sigma: float) -> Array | None:
 
 
 def _all_orders(bins: Bins, sigma: float) -> list[list[tuple[float, Array]]]:
-    """For each window the mixtures of its residues: their weights and their moments."""
+    """For each distance w the mixtures of its residues, as pairs of weight and moments."""
     b = bins.every_square.size
     lags = bins.every_lag / sigma**2
     beyond = np.maximum.accumulate(np.maximum(lags, 0.0)[::-1])[::-1]
@@ -120,7 +120,7 @@ def log_moments(num_bins: int, own: float, common: float) -> Array:
 
 
 def _convert(moments: Array, epsilon: float) -> float:
-    """Least M_α e^{-(α-1)ε} (α-1)^{α-1}/α^α over α in (1, largest]; chords between integers."""
+    """The least M_α e^{-(α-1)ε} (α-1)^{α-1}/α^α over α in (1, largest]; chords between integers."""
     largest = moments.size - 1
     orders = np.linspace(1.0, float(largest), 1 + 50 * (largest - 1))[1:]
     logs = np.interp(orders, np.arange(moments.size), moments)

@@ -1,4 +1,4 @@
-"""Roots of falling functions in few evaluations: δ against noise or ε, in logarithms."""
+"""Roots of decreasing functions in few evaluations: log δ as a function of log noise or log ε."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Callable
 
 # A guess of the first slope of log δ against the logarithm of noise or ε, and the longest step.
 _SLOPE, _STRIDE = -12.0, 0.5
-# A slope is no flatter than the one before it by more than this factor: what is smooth but for
-# small jumps must not be left for far away because of one of them.
+# A slope may be flatter than the one before it by at most this factor: a small jump of an otherwise
+# smooth function must not send the search far away.
 _FLATTER = 4.0
-# Logarithms of numbers below this are taken as its own.
+# The logarithm of a smaller number is replaced by that of this one.
 _TINY = 1e-320
 
 
 def falling(
     excess: Callable[[float], float], start: float, limits: tuple[float, float], tolerance: float
 ) -> float:
-    """The root of a smooth function that falls with its argument, or the limit nearest to it.
+    """The root of a smooth decreasing function, or the limit nearest to it.
 
-    Secants, kept between the nearest known points of either sign; the first slope is a guess.
+    The secant method, kept between the nearest known points of either sign; the first slope is a
+    guess.
 
     >>> round(falling(lambda x: 2.0 - x**3, 1.0, (0.0, 3.0), 1e-9) ** 3, 6)
     2.0
@@ -31,7 +32,7 @@ def falling(
         low, high = (x, high) if value > 0.0 else (low, x)
         following = x + max(-_STRIDE, min(_STRIDE, -value / slope))
         if not low < following < high:
-            # Beyond a limit, where nothing is known yet, or beyond a point that is known.
+            # Beyond a limit, where nothing is known yet, or beyond a known point.
             beyond = (low if value <= 0.0 else high) in limits
             following = min(max(following, low), high) if beyond else (low + high) / 2.0
         if abs(following - x) <= tolerance:
@@ -50,8 +51,8 @@ def least(
 ) -> float:
     """The least x in the limits with δ(x) ≤ target, or more by a relative ``tolerance``.
 
-    δ falls with x. The upper limit is returned where nothing less is found: it must be known to
-    reach the target. The search begins at ``start``.
+    δ must decrease with x. If no smaller x is found, the upper limit is returned: the caller must
+    know that it meets the target. The search begins at ``start``.
     """
     low, high = math.log(limits[0]), math.log(limits[1])
 

@@ -1,7 +1,7 @@
 """Factorizations A = BC of a workload: each family is a function that returns a frozen mechanism.
 
-Every family takes a workload and a participation, and its size by keyword; closed forms do not need
-the participation.
+Every function of a family takes a workload, a participation, and its size by keyword. Closed forms
+do not need the participation.
 """
 
 from corrnoise.mechanisms.amplified import BAND_INV_MF, amplified_band_inv_mf

@@ -1,4 +1,4 @@
-"""The error of a mechanism under balls-in-bins, estimated from few draws: to search with."""
+"""An estimate of the error of a mechanism under balls-in-bins, from few draws, for searches."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from corrnoise.workloads import Workload
 _FAILURE_PROBABILITY = 1e-9
 # The draws of an estimate; its standard error is about half a percent.
 _DRAWS = 4_000
-# Mechanisms this close to the best estimate are estimated again, from so many times more draws.
+# Mechanisms within this factor of the best estimate are estimated again, with this many times the
+# draws.
 _CLOSE, _MORE = 1.02, 4
-# What is added to the seed for draws that no search uses, and for those that end a search.
+# Added to the seed, for draws that no search uses, and for draws that decide when a search ends.
 _FRESH, _JUDGE = 101, 102
 
 
 @dataclass(frozen=True)
 class AmplifiedError:
-    """σ·‖B‖_F/√n at the σ that a certificate of balls-in-bins is likely to need.
+    """σ·‖B‖_F/√n at the σ that a certificate of balls-in-bins is likely to need: an estimate.
 
-    It ranks mechanisms and certifies nothing. Its own error is a fraction of a percent with many
-    bins, and some percent with few.
+    It ranks mechanisms and certifies nothing. It is wrong by a fraction of a percent with many
+    bins, and by a few percent with few bins.
 
     Attributes:
         participation: n, b, k, with every bin used in every round.
         epsilon: ε of the run.
         delta: δ of the run.
         seed: the seed of the draws.
-        samples: their number.
+        samples: the number of draws.
     """
 
     participation: Participation
@@ -46,7 +47,7 @@ class AmplifiedError:
     _known: dict[bytes, float] = field(
         default_factory=dict[bytes, float], compare=False, repr=False
     )
-    # The noise of the last estimate, relative to the longest mean: a guess for the next one.
+    # The noise of the last estimate over the longest mean; it is the guess for the next estimate.
     _last: list[float] = field(default_factory=list[float], compare=False, repr=False)
 
     @staticmethod
@@ -66,7 +67,7 @@ class AmplifiedError:
         )
 
     def __call__(self, mechanism: ToeplitzMechanism) -> float:
-        """The error; infinite where C has negative entries, for which there is no analysis."""
+        """The estimated error; infinite if C has negative entries, which have no analysis."""
         try:
             key = mechanism.noising_coef.tobytes()
             if key not in self._known:
@@ -76,10 +77,10 @@ class AmplifiedError:
             return math.inf
 
     def best(self, mechanisms: Iterable[ToeplitzMechanism]) -> ToeplitzMechanism:
-        """The mechanism with the least error, by draws that no search has seen.
+        """The mechanism with the least error, by draws that no search has used.
 
-        A search finds what its draws favour. So of all mechanisms that are close to the least
-        estimate, the one with the least fresh estimate is taken.
+        A search prefers mechanisms that its own draws favour by chance. So all mechanisms close to
+        the least estimate are estimated again from fresh draws, and the best of these is taken.
         """
         tried = list(mechanisms)
         least = min(map(self, tried))
@@ -88,12 +89,12 @@ class AmplifiedError:
 
     @functools.cached_property
     def fresh(self) -> AmplifiedError:
-        """The same from more draws, which no search uses."""
+        """The same estimate from more draws, which no search uses."""
         return self._other(_FRESH)
 
     @functools.cached_property
     def judge(self) -> AmplifiedError:
-        """The same from more draws, by which a search goes on or ends."""
+        """The same estimate from more draws, which decide whether a search continues."""
         return self._other(_JUDGE)
 
     def _other(self, more: int) -> AmplifiedError:

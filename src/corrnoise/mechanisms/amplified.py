@@ -1,9 +1,9 @@
 """Band-Inv-MF with its coefficients optimised for the noise that balls-in-bins needs.
 
 ``mechanisms.band_inv_mf`` minimises sensitivity times ‖B‖, which is the error of fixed batches.
-Amplification favours a C that decays faster: the error is σ(C)·‖B‖ with the σ that the accountant
-requires. It is minimised here from several starts, in a few rounds, each with fresh draws around
-the C of the round before (``accounting.amplified_noise``).
+Under amplification the error is σ(C)·‖B‖ with the σ that the accountant requires, which favours a C
+that decays faster. This error is minimised from several starts, in a few rounds. Each round uses
+fresh draws around the C of the round before (``accounting.amplified_noise``).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
 
 _ROUNDS = 4
-# A start needs no better γ: a bracket of so many thousandths ends the search for it.
+# For a start, the search for γ ends at a bracket of this many thousandths.
 _ROUGHLY = 40
-# A round with a smaller relative gain is the last one: estimates are wrong by about as much.
+# A round with a smaller relative gain is the last one: estimates have an error of about this size.
 _ENOUGH = 2e-3
-# The gain over all starts that a result has to have.
+# The least relative gain over all starts for which a result of the search is taken.
 _CLEARLY = 1e-3
 # With more bands than this, the optimum with fewer bands is one of the starts.
 _FEW_BANDS = 16
@@ -50,10 +50,13 @@ def amplified_band_inv_mf(
 ) -> ToeplitzMechanism:
     """The p-banded Toeplitz C⁻¹ with the least error under balls-in-bins, estimated from draws.
 
-    The search descends from the best of its starts, which are BISR, γ-BIFR without and with
-    amplification, and Band-Inv-MF for fixed batches (beyond 16 bands, the result for fewer). By an
-    estimate from fresh draws the result is no worse than any of them. ``calibrate`` certifies the
-    noise that it needs.
+    The coefficients are chosen by estimates, so they are not certified to be the best; by an
+    estimate from fresh draws they are no worse than any start. The privacy of the result does not
+    depend on the estimates: ``calibrate`` certifies its noise.
+
+    The search descends from the best of its starts. These are BISR, γ-BIFR without and with
+    amplification, and Band-Inv-MF for fixed batches (with more than 16 bands, instead, the result
+    for fewer bands).
 
     Args:
         workload: A.
@@ -62,7 +65,7 @@ def amplified_band_inv_mf(
         epsilon: ε of the run.
         delta: δ of the run.
         seed: the seed of the draws.
-        descents: from how many of the starts the search descends, the best ones first.
+        descents: the number of starts that the search descends from, the best ones first.
 
     >>> import corrnoise as cn
     >>> part, budget = cn.Participation(40, 20, 2), {"epsilon": 1, "delta": 1e-5}
@@ -76,13 +79,13 @@ def amplified_band_inv_mf(
     """
     error = AmplifiedError.checked(workload, participation, epsilon, delta, seed)
     checks.integer("descents", descents, 1)
-    # Two closed forms may agree; with the same coefficients they are one start.
+    # Closed forms with the same coefficients count as one start.
     starts = {m.noising_coef.tobytes(): m for m in _starts(workload, num_bands, error)}
     ranked = sorted((m for m in starts.values() if error(m) < math.inf), key=error)
     found = [each for start in ranked[:descents] for each in _descents(start, error)]
     start = error.best(starts.values())
     best = error.best([*found, start])
-    # A descent fits its own draws too, and a start does not.
+    # A descent also fits its own draws, which a start does not.
     chosen = best if error.fresh(best) < (1.0 - _CLEARLY) * error.fresh(start) else start
     return replace(chosen, name="band_inv_mf", optimization=None)
 
@@ -90,7 +93,7 @@ def amplified_band_inv_mf(
 def _starts(
     workload: Workload, num_bands: int, error: AmplifiedError
 ) -> Iterator[ToeplitzMechanism]:
-    """Where to begin: closed forms, and an optimum for fixed batches or with fewer bands."""
+    """The starts: closed forms, and the optimum for fixed batches or for fewer bands."""
     part = error.participation
     yield bisr(workload, num_bands=num_bands)
     fixed, largest = best_bifr(workload, part, num_bands)
@@ -114,7 +117,7 @@ def _starts(
 
 
 def _descents(best: ToeplitzMechanism, error: AmplifiedError) -> Iterator[ToeplitzMechanism]:
-    """Mechanisms that a few descents find, each with fresh draws from the one before."""
+    """The results of a few descents; each begins at the one before it, with fresh draws."""
     for number in range(_ROUNDS):
         noise = AmplifiedNoise(
             best.strategy_coef,
@@ -126,17 +129,17 @@ def _descents(best: ToeplitzMechanism, error: AmplifiedError) -> Iterator[Toepli
         )
         found = repriced(best, error.participation, noise)
         yield found
-        # The best start was chosen by the draws of ``error``, which favour it.
+        # The draws of ``error`` chose the best start and favour it, so others decide.
         if error.judge(found) > (1.0 - _ENOUGH) * error.judge(best):
             return
         best = found
 
 
-# Numbers of bands that a planner tries; and those optimised under amplification, with the n·b up to
-# which each takes seconds.
+# The numbers of bands that a planner tries; and those that it optimises under amplification, each
+# with the largest n·b for which that takes seconds.
 _BANDS = (2, 4, 16, MOST_BANDS)
 _AMPLIFIED_BANDS = {4: 10**6, 16: 2 * 10**5}
-# Up to this n·b both are tried, from two starts each; else the one with more bands, from one start.
+# Up to this n·b both are tried, from two starts each; beyond it the larger one, from one start.
 _SMALL = 2 * 10**4
 
 

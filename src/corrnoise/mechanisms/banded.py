@@ -36,10 +36,11 @@ def band_mf(
 ) -> ToeplitzMechanism:
     """The p-banded Toeplitz C with the least certified error (Band-MF).
 
-    With p ≤ b no two columns of a pattern overlap, and the sensitivity is exact. The search starts
-    at BSR and takes about ten evaluations of O(n log n). With p > b the sensitivity is certified
-    like any other; the search then starts at the optimum for p = b, which the paper conjectures
-    cannot be improved.
+    C(x) = 1 + c_1 x + … + c_{p-1} x^{p-1} minimises sens(C)·‖AC⁻¹‖_F/√n. With p ≤ b no two columns
+    of a pattern overlap, and the sensitivity is exact. The search starts at BSR, takes about ten
+    evaluations of O(n log n), and never returns a larger error than its start. With p > b the
+    sensitivity is certified, exact or a bound. The search then starts at the optimum for p = b,
+    which the paper conjectures cannot be improved.
 
     Args:
         workload: A.

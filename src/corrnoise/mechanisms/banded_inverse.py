@@ -24,21 +24,22 @@ from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
 
 Array = npt.NDArray[np.float64]
-# A planner asks for the same mechanism more than once, and many of its requests are alike.
+# A cache: a planner asks for the same mechanism more than once.
 _FITTED: Once[ToeplitzMechanism] = Once(32)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_FITTED.clear)
-# Where there are more derivatives than these, or products of two, all directions are taken as they
-# are, with steps this small.
+# With more derivatives than the first number, or more products of two than the second, coordinates
+# are not transformed, only scaled by the third.
 _MOST_NUMBERS, _MOST_PRODUCTS, _SMALL = 2 * 10**7, 5 * 10**9, 0.01
 
 
 class _BandedInverse:
     """C⁻¹ = 1 + q_1 x + … + q_{p-1} x^{p-1} with q = center + directions·v.
 
-    In v the error and the first column of C change about alike in all directions, so that a search
-    needs few steps: with u = AC⁻¹ weighted as the error is, directions·directionsᵀ is the inverse
-    of the sum of the squared derivatives of u/‖u‖ and c/‖c‖ at the center.
+    The directions are chosen so that the error and the first column of C change at about the same
+    rate in all directions of v, and a search needs few steps. With u = AC⁻¹, weighted as in the
+    error, directions·directionsᵀ is the inverse of the sum of the squared derivatives of u/‖u‖ and
+    c/‖c‖ at the center.
     """
 
     def __init__(self, center: Array, workload: Workload, over: ErrorKind) -> None:
@@ -59,7 +60,7 @@ class _BandedInverse:
     def series(self, variables: Array) -> Rational:
         change = _SMALL * variables if self.directions is None else self.directions @ variables
         coef = np.concatenate([[1.0], self.center + change])
-        coef.setflags(write=False)  # a mechanism is shared by all who ask for it
+        coef.setflags(write=False)  # a cached mechanism is shared by its users
         return Rational((coef,), ())
 
     def pull_back(self, variables: Array, factors: FactorGradients) -> Array:
@@ -81,7 +82,7 @@ def _metric_at(center: Array, workload: Workload, over: ErrorKind) -> Array:
 def _metric(value: Array, slope: Array, weights: Array, p: int) -> Array:
     """The sum of the squared derivatives of value/‖value‖.
 
-    That of value by the j-th of p coefficients is slope, delayed by j, times weights.
+    The derivative of value by the j-th of p coefficients is slope, delayed by j, times weights.
     """
     n = value.size
     delayed = np.zeros((n, p))
@@ -104,9 +105,10 @@ def band_inv_mf(
 ) -> ToeplitzMechanism:
     """The p-banded Toeplitz C⁻¹ with the least certified error (Band-Inv-MF).
 
-    The search starts at BISR, as in the paper's listing. The optimum is seldom monotone; its
-    sensitivity is certified by the autocorrelation bound (``corrnoise.sensitivity``), which is
-    exact in nearly all cases.
+    C⁻¹(x) = 1 + q_1 x + … + q_{p-1} x^{p-1} minimises sens(C)·‖AC⁻¹‖_F/√n. The search starts at
+    BISR, as in the paper's listing, and never returns a larger error than BISR's. The optimum is
+    seldom monotone. Its sensitivity is certified by the autocorrelation bound
+    (``corrnoise.sensitivity``), which is exact in nearly all cases.
 
     Args:
         workload: A.
@@ -114,8 +116,8 @@ def band_inv_mf(
         num_bands: p in [1, n], the bands of C⁻¹.
         over: which rmse to minimise: "mean" over the steps, "last" or "max".
         trace: called with the error that is minimised, at the start and after each step of the
-            optimiser. Its sensitivity is that of the pattern 0, b, 2b, … until this is found not to
-            be the worst pattern, and then the certified bound.
+            optimiser. This error has the sensitivity of the pattern 0, b, 2b, … first, and the
+            certified bound if that turns out not to be the worst pattern.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(1024, 256, 4)
@@ -126,7 +128,7 @@ def band_inv_mf(
     participation.check_steps(workload.num_steps, "workload")
     p, kind = bands(num_bands, workload), check_kind(over)
 
-    @one_blas_thread()  # with sums that do not depend on the number of cores
+    @one_blas_thread()  # so that sums do not depend on the number of cores
     def fitted() -> ToeplitzMechanism:
         coef = workload.inverse_sqrt_coef(p)
         parameters = _BandedInverse(coef[1:] / coef[0], workload, kind)

@@ -2,10 +2,11 @@ r"""BLT, buffered linear Toeplitz: C and C⁻¹ are ratios of polynomials of deg
 
     C(x) = Π_i (1 - φ_i x)/(1 - θ_i x),     1 > θ_1 > φ_1 > θ_2 > φ_2 > … > φ_d > 0
 
-Poles and zeros that interlace make c a sum of d decaying exponentials with positive weights after
-its first entry, so c is positive and decreasing, and its sensitivity is exact. Both C and C⁻¹ run
-with d buffers. The variables are the logarithms of the gaps in -log(1 - ·), where the poles of a
-good approximation to a square root are evenly spaced; all values of the variables are feasible.
+As poles and zeros interlace, c is a sum of d decaying exponentials with positive weights after its
+first entry. So c is positive and decreasing, and its sensitivity is exact. Both C and C⁻¹ run with
+d buffers. The variables are the logarithms of the gaps between poles and zeros on the scale
+-log(1 - ·), on which the poles of a good approximation to a square root are evenly spaced. All
+values of the variables are feasible.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from corrnoise.workloads import Workload
 
 Array = npt.NDArray[np.float64]
 
-# Numbers of buffers that a planner tries; the error saturates quickly.
+# The numbers of buffers that a planner tries; more of them hardly lower the error.
 _BUFFERS = (1, 2, 4)
 
 
@@ -60,8 +61,9 @@ def blt(
 ) -> ToeplitzMechanism:
     """The buffered linear Toeplitz mechanism with the least error (Dvijotham et al., 2024).
 
-    It serves any workload, including momentum and decay, and any participation. The sensitivity is
-    exact. An evaluation takes O(nd).
+    C(x) = Π_i (1 - φ_i x)/(1 - θ_i x) with d poles θ_i and d zeros φ_i minimises
+    sens(C)·‖AC⁻¹‖_F/√n. Any workload, with momentum and decay too, and any participation are
+    allowed. The sensitivity is exact. An evaluation takes O(nd).
 
     Args:
         workload: A.
@@ -94,7 +96,8 @@ def _sizes(question: Question) -> list[int]:
 def _tuned_for_less(question: Question) -> Iterator[Candidate]:
     """Candidates optimised for shorter separations.
 
-    Amplification by bins favours a C that decays faster, and a shorter separation yields one.
+    Amplification by bins favours a C that decays faster, as optimising for a shorter separation
+    gives.
     """
     if question.amplification != "bins" or question.memory == 0:
         return

@@ -1,17 +1,20 @@
-r"""The optimum over lower-triangular C of at most b bands, for small n: a reference for the others.
+r"""The best lower-triangular C of at most b bands, for small n: a reference for Toeplitz families.
 
 C has at most b bands, so no two columns of a pattern overlap and
 
     sens(C)² = max over patterns of Σ_{i in pattern} ‖C[:, i]‖²          (exact, any signs).
 
-The paper conjectures that no wider C does better; some do, by up to half a per cent in the cases
-tried, n up to 32 (``papers/back_to_square_roots``, conjecture). The columns need not have equal
-norms: early columns may be longer than late ones, since a pattern takes one column of each epoch.
+The paper conjectures that no C with more bands does better. Some do, by up to half a percent in the
+cases tried, with n up to 32 (``papers/back_to_square_roots``, conjecture). The columns need not
+have equal norms: early columns may be longer than late ones, since a pattern takes one column of
+each epoch.
+
 The maximum over patterns is smoothed by T·log Σ exp(·/T), a sum over all patterns by dynamic
 programming in O(nk), and T is lowered in stages; the reported sensitivity is the maximum itself.
 
-With k = 1 the sensitivity is the longest column, and some optimum has columns of equal norm: the
-error AX⁻¹Aᵀ falls when the diagonal of X = CᵀC grows, which keeps X banded. Nothing is smoothed.
+With k = 1 the sensitivity is the norm of the longest column, and some optimum has columns of equal
+norm: the error AX⁻¹Aᵀ falls when the diagonal of X = CᵀC grows, and X remains banded. So this case
+needs no smoothing.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from corrnoise.workloads import Workload
 Array = npt.NDArray[np.float64]
 
 LARGEST = 1024
-# With more steps than this it takes longer than all other candidates of a planner together.
+# A planner does not try it with more steps: it would take longer than all other candidates.
 _LARGEST_PLANNED = 128
 _TEMPERATURES = (1e-2, 1e-3, 1e-4)
 _SOLVER = Solver(memory=20, iterations=500, tolerance=1e-9)
@@ -53,10 +56,11 @@ def dense(
     over: Literal["mean", "max"] = "mean",
     progress: Progress | bool | None = None,
 ) -> DenseMechanism:
-    """The lower-triangular C, p-banded but not Toeplitz, with the least error.
+    """The p-banded lower-triangular C, not Toeplitz, with the least error sens(C)·‖AC⁻¹‖_F/√n.
 
-    It takes about a thousand evaluations of O(n³): seconds at n = 256. More than one BLAS thread is
-    slower at this size, and much slower on a busy machine; set OPENBLAS_NUM_THREADS=1.
+    The sensitivity is exact, as p ≤ b. The search takes about a thousand evaluations of O(n³):
+    seconds at n = 256. At this size several BLAS threads are slower than one, and much slower on a
+    busy machine; set OPENBLAS_NUM_THREADS=1.
 
     Args:
         workload: A, with at most 1024 steps.
@@ -66,8 +70,8 @@ def dense(
             somewhat larger, and every pattern of k steps has the same sensitivity.
         over: which rmse to minimise: "mean" or "max". No invertible C attains the least rmse of
             the "last" step.
-        progress: called after each iteration with (iterations done, the most there can be), of the
-            optimiser; True for a bar on the terminal. Most searches end before the last.
+        progress: called after each iteration of the optimiser with (iterations done, largest number
+            of iterations); True for a bar on the terminal. Most searches end earlier.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(16, 4, 4)
@@ -132,7 +136,7 @@ class _Problem:
         return strategy
 
     def normalize(self, strategy: Array) -> Array:
-        """The band, scaled to columns of norm 1 where they are equal, else of norm at most 1."""
+        """The band with columns scaled to norm 1 if ``equal_columns``, else to at most 1."""
         banded = self.matrix(strategy[self.rows, self.columns])
         norms = np.linalg.norm(banded, axis=0)
         return banded / (norms if self.equal_columns else norms.max())
@@ -223,7 +227,7 @@ def _soft_max(steps: Array, temperature: float) -> tuple[float, Array]:
 
 
 def _with_moving_scale(slope: Array, energy: Array, log_total: float, temperature: float) -> Array:
-    """The gradient of T·L(x/T), given that of L, where T = temperature·mean(x) moves with x."""
+    """The gradient of T·L(x/T), given that of L, where T = temperature·mean(x) depends on x."""
     return slope + (log_total - toeplitz.dot(slope, energy)) * temperature / slope.size
 
 

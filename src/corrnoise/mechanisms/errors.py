@@ -1,8 +1,10 @@
 """The error of a release with decoder B = AC⁻¹, before the sensitivity scales it.
 
 Step i of B·z, with z of unit variance, has the squared error ‖B[i, :]‖². The n values are reduced
-to one number in three ways: the ``mean`` (the paper's E²), the ``last`` step, and the ``max`` over
-the steps. For a Toeplitz B the errors grow with i, so ``last`` and ``max`` are the same.
+to one number in three ways: the ``mean`` over the steps (the paper's E²), the ``last`` step, or the
+``max`` over the steps.
+
+For a Toeplitz B the errors grow with i, so ``last`` and ``max`` are the same.
 """
 
 from typing import Literal, cast

@@ -9,12 +9,12 @@ with w from the error kind and S a squared sensitivity. For a factor q of N, ∂
 by j, and ∂c/∂q_j is -c/q delayed by j; for a factor of D the signs are swapped. So the gradient
 takes one filter and one set of lag products per factor: O(np), or O(n log n) where p is large.
 
-*The certified error is minimised.* S starts as the value that the pattern 0, b, 2b, … attains: a
-smooth function in O(n), and never above the certified one. Where the two agree at its minimiser,
-that point minimises the certified value as well; where they agree to 0.05 %, it is that close to
-the least certified value. In both cases the search ends. Otherwise the certified bound itself is
-minimised, with its absolute values smoothed less and less. The result is the point with the least
-certified error seen, including the start.
+*The certified error is minimised.* First S is the value that the pattern 0, b, 2b, … attains: a
+smooth function in O(n) that is never above the certified one. If the two agree at its minimiser,
+that point minimises the certified value as well. If they agree to 0.05 %, it is that close to the
+least certified value. In both cases the search ends. Otherwise the certified bound itself is
+minimised, with its absolute values smoothed, from stage to stage less. The result is the point with
+the least certified error of all points seen, including the start.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ Array = npt.NDArray[np.float64]
 SquaredSensitivity = Callable[[Array], tuple[float, Array]]
 Trace = Callable[[float], None]
 
-# The objective, a log squared error, is bounded by its value at the start plus this: a trial step
-# beyond has left the region where C and C⁻¹ are well-behaved, and the line search backs off.
+# The objective, a log squared error, is cut off at its value at the start plus this. A trial step
+# beyond has left the region where C and C⁻¹ are well-behaved, and the line search shortens it.
 _WALL = 20.0
-# A search of fewer iterations reached this bound in its first steps.
+# A search that ends after fewer iterations has reached this bound in its first steps.
 _FEW = 4
 _TIGHT = 5e-4
 _SOLVER = Solver(memory=40, iterations=600, tolerance=1e-12)
-# Of a descent with estimates: in coordinates of unit curvature they are good for about that far.
+# Settings of a descent with estimates: in coordinates of unit curvature they are accurate within
+# about this radius.
 _ROUGH_RADIUS, _ROUGH_ITERATIONS, _ROUGH_TOLERANCE = 0.2, 15, 1e-5
-# Of the certified bound, and the tolerance of the search with each. The first is the way to the
-# second, and the last has kinks, where a line search hardly gains.
+# The smoothings of the certified bound, each with the tolerance of its search. The first prepares
+# the second; without smoothing (0.0) the bound has kinks, where a line search gains little.
 _SMOOTHINGS = {1e-3: 1e-7, 1e-5: 1e-11, 0.0: 1e-9}
 
 
@@ -64,13 +65,13 @@ class Parameters(Protocol):
         ...
 
     def pull_back(self, variables: Array, factors: FactorGradients) -> Array:
-        """The gradient for the variables, from the gradients for the factors."""
+        """The gradient with respect to the variables, from that with respect to the factors."""
         ...
 
 
 @dataclass(frozen=True)
 class FactorGradients:
-    """Gradients for the coefficients of each factor of N and of D."""
+    """Gradients with respect to the coefficients of each factor of N and of D."""
 
     numerator: tuple[Array, ...]
     denominator: tuple[Array, ...]
@@ -87,12 +88,12 @@ def optimize(
     radius: float,
     trace: Trace | None = None,
 ) -> ToeplitzMechanism:
-    """The member of a family with the least certified error, searched from the best start.
+    """The member of a family with the least certified error found by a search from the best start.
 
     Args:
         name: the mechanism's name.
         parameters: the map from variables to series.
-        starts: where to begin; the result is never worse than the best of them.
+        starts: the starts of the search; the result is never worse than the best of them.
         workload: A.
         participation: n, b, k.
         over: which rmse to minimise.
@@ -134,8 +135,8 @@ def descend(
 ) -> ToeplitzMechanism:
     """A mechanism with less error than at ``start``, with ``square`` as the squared sensitivity.
 
-    ``square`` is an estimate that may be infinite away from the start, so nothing is certified, and
-    a rough optimum is enough. The parameters have about unit curvature.
+    ``square`` is an estimate and may be infinite far from the start, so nothing is certified and a
+    rough optimum is enough. The parameters have about unit curvature.
     """
     fit = _Fit(name, parameters, workload, participation, "mean")
     found = solver.descend(
@@ -152,7 +153,7 @@ def descend(
 class _Status:
     converged: bool
     message: str
-    tight: bool  # whether the attained value is the certified one where the search ended
+    tight: bool  # whether attained and certified value agree where the search ended
 
 
 class _Fit:
@@ -182,7 +183,7 @@ class _Fit:
         return lambda c: _sensitivity.autocorrelation(c, self.participation, smoothing)
 
     def certify(self, variables: Array) -> bool:
-        """Remember the point with the least certified error.
+        """Certify a point, and keep it if it has the least certified error so far.
 
         Returns whether 0, b, 2b, … attains the certified sensitivity of this point to 0.05 %.
         """
@@ -200,18 +201,18 @@ class _Fit:
     def search(
         self, start: Array, square: SquaredSensitivity, radius: float, tolerance: float
     ) -> _Status:
-        """Minimise, and certify the point that was found."""
+        """Minimise from ``start``, and certify the point that was found."""
         before = self.best_error
         result = self.minimize(start, square, radius, tolerance)
         tight = self.certify(result.point)
-        # At a kink of the certified bound the line search fails although nothing is left to gain.
+        # At a kink of the certified bound the line search fails although the optimum is reached.
         stalled = self.best_error > before * (1.0 - 1e-6)
         return _Status(result.converged or stalled, result.message, tight)
 
     def minimize(
         self, start: Array, square: SquaredSensitivity, radius: float, tolerance: float
     ) -> Solution:
-        """Run L-BFGS from ``start``, and again with a shorter first step where it stops at once."""
+        """Run L-BFGS from ``start``, and again with a shorter first step if it stops at once."""
         point = start
         first = self.objective(start, square, math.inf)[0]
         self.report(first)

@@ -5,7 +5,7 @@ too fast, and B grows from step to step. γ-BIFR bands the inverse of A^γ inste
 
     C⁻¹ = the first p coefficients of A(x)^{-γ} = (1 - αx)^γ (1 - βx)^γ,
 
-with a γ above 1/2 where the bands are few. γ = 0 is DP-SGD, γ = 1/2 is BISR, and p = 2 is DP-λCGD.
+with a γ above 1/2 if the bands are few. γ = 0 is DP-SGD, γ = 1/2 is BISR, and p = 2 is DP-λCGD.
 The idea is that of "Beyond Square Roots" (Kalinin, Rehn, Andersson, Honkela and Lampert, 2026,
 arXiv 2605.18379), whose abstract calls it a generalization of the last two; the formulas here are
 derived from the idea.
@@ -33,9 +33,9 @@ from corrnoise.workloads import Workload
 Array = npt.NDArray[np.float64]
 
 _SQUARE_ROOT = 0.5
-# The numbers of bands that a planner tries; more where the user asks for this family.
+# The numbers of bands that a planner tries, and those that it tries if the user names this family.
 _BANDS, _NAMED_BANDS = (4, 16), (2, 4, 8, 16, MOST_BANDS)
-# Those whose γ is chosen under amplification, which takes a dozen estimates.
+# The numbers of bands whose γ is chosen under amplification, which takes a dozen estimates.
 _AMPLIFIED_BANDS = (4, 16)
 
 
@@ -48,7 +48,8 @@ def bifr(
 ) -> ToeplitzMechanism:
     """Banded inverse of a fractional power: the first p diagonals of C⁻¹ = A^{-γ} (γ-BIFR).
 
-    The sensitivity is certified for every γ; where C decreases, it is exact.
+    The sensitivity is certified for every γ, and exact if C decreases. For a given γ the
+    coefficients take O(p) time for an SGD workload and O(p²) for any other.
 
     Args:
         workload: A.
@@ -89,9 +90,10 @@ def amplified_bifr(
 ) -> ToeplitzMechanism:
     """γ-BIFR with the γ that has the least error under balls-in-bins, estimated from draws.
 
-    Amplification favours a smaller γ, which cancels less of the noise of the steps before. By an
-    estimate from fresh draws the result is no worse than BISR and ``bifr``. ``calibrate`` certifies
-    the noise that it needs.
+    C⁻¹ has the first p coefficients of A(x)^{-γ}. Amplification favours a smaller γ, which cancels
+    less of the noise of earlier steps. By an estimate from fresh draws the result is no worse than
+    BISR and ``bifr``. Its privacy does not depend on these estimates: ``calibrate`` certifies the
+    noise that it needs.
 
     Args:
         workload: A.
@@ -118,7 +120,7 @@ def amplified_bifr(
 def inverse_power_coef(workload: Workload, power: float, num_terms: int) -> Array:
     """First ``num_terms`` coefficients of A^{-γ}: a product of binomial series for SGD workloads.
 
-    Any other workload takes O(num_terms²): y = A^{-γ} solves Ay′ = -γA′y, read off at each x^k.
+    Any other workload takes O(num_terms²): y = A^{-γ} solves Ay′ = -γA′y, one x^k after the other.
     """
     if workload.decay is not None and workload.momentum is not None:
         first, second = (
@@ -149,7 +151,7 @@ def _member(workload: Workload, num_bands: int, power: float) -> ToeplitzMechani
 def best_bifr(
     workload: Workload, participation: Participation, num_bands: int
 ) -> tuple[ToeplitzMechanism, float]:
-    """The mechanism with the least certified rmse, and its γ."""
+    """The γ-BIFR with the least certified rmse, and its γ."""
     return searching.least_certified(
         "γ", lambda gamma: _member(workload, num_bands, gamma), _SQUARE_ROOT, participation
     )
@@ -162,9 +164,10 @@ def best_amplified(
     largest: float,
     width: int = searching.AMPLIFIED_WIDTH,
 ) -> ToeplitzMechanism:
-    """The mechanism with the least error under amplification.
+    """The γ-BIFR with the least estimated error under amplification.
 
-    ``largest`` is γ without it, and ``width`` that of the bracket that ends the search for γ.
+    ``largest`` is the best γ without amplification. The search for γ ends at a bracket of
+    ``width`` thousandths of it.
     """
     return searching.least_amplified(
         lambda gamma: _member(workload, num_bands, gamma), _SQUARE_ROOT, largest, error, width
@@ -177,9 +180,9 @@ def _sizes(question: Question) -> list[int]:
 
 
 def _amplified(question: Question) -> Iterator[Candidate]:
-    """With γ for the budget, where the user asks for this family.
+    """Candidates with the γ that is the best for the budget, if the user names this family.
 
-    Otherwise it is one of the starts of Band-Inv-MF under amplification.
+    Otherwise they are only starts of Band-Inv-MF under amplification.
     """
     if question.amplification != "bins" or not question.named:
         return

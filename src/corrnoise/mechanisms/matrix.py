@@ -26,13 +26,16 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class DenseMechanism(Mechanism, kind="dense"):
-    """A factorization A = BC with any lower-triangular C.
+    """A factorization A = BC with any lower-triangular C, stored as an n×n matrix.
+
+    Its operations take O(n²) memory and up to O(n³) time, so it is for small n. The sensitivity is
+    exact if C has at most b bands, else certified.
 
     Attributes:
-        name: the family.
+        name: the name of its family.
         workload: A.
         strategy: C, n×n, read-only.
-        optimization: how it was found.
+        optimization: how C was found; ``None`` if it was not optimised.
     """
 
     strategy: Array

@@ -25,9 +25,9 @@ from corrnoise.workloads import Workload
 
 Array = npt.NDArray[np.float64]
 
-# A name that is read from JSON; it may become the name of a folder.
+# The names that are accepted from JSON; a name may become that of a folder.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-# The largest entry of C⁻¹ that is read from JSON: the noise runs in float32.
+# The largest entry of C⁻¹ that is accepted from JSON, as the noise runs in float32.
 _LARGEST = 1e30
 
 
@@ -39,7 +39,7 @@ class Optimization:
         converged: whether the optimiser met its tolerance; if not, the mechanism is still valid,
             its sensitivity still certified, and its error no larger than at the start.
         message: the message of the optimiser.
-        evaluations: how often objective and gradient were computed.
+        evaluations: the number of evaluations of objective and gradient.
         start: the certified error at the start.
         final: the certified error of the result, never above ``start``.
         participation: the participation that it was optimised for.
@@ -56,7 +56,7 @@ class Optimization:
     def from_dict(data: Mapping[str, Any]) -> Optimization:
         """The inverse of ``dataclasses.asdict``; raises a ``ValueError`` that names what is wrong.
 
-        The record describes; no guarantee rests on it.
+        The record is for information; no guarantee depends on it.
         """
         names = Optimization.__dataclass_fields__
         given = checks.fields("optimization", data, names)
@@ -72,14 +72,22 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Mechanism(ABC):
-    """A factorization A = BC of a workload: what every family returns.
+    """A factorization A = BC of a workload into lower-triangular n×n matrices B and C.
 
-    ``ToeplitzMechanism`` is the rule and ``DenseMechanism`` the exception for small n; no code
-    outside ``corrnoise.mechanisms`` needs to know which one it has.
+    A run adds row i of C⁻¹z to the gradient of step i, with z independent normals of standard
+    deviation σ times the clip norm. Its iterates then have the noise Bz. ``sensitivity`` of C gives
+    the privacy, and B the error. Every family returns a ``ToeplitzMechanism``, or a
+    ``DenseMechanism`` for small n; other code need not know which one it has.
 
     Attributes:
-        name: the family, as users call it.
+        name: the name of its family.
         workload: A.
+
+    >>> import corrnoise as cn
+    >>> part = cn.Participation(num_steps=100, min_sep=25, max_participations=4)
+    >>> m = cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4)
+    >>> m.sensitivity(part), round(m.rmse(part), 2), cn.Mechanism.from_json(m.to_json()) == m
+    (Sensitivity(2.5496, exact), 6.26, True)
     """
 
     name: str
@@ -104,9 +112,9 @@ class Mechanism(ABC):
     # Sensitivity and error.
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """The sensitivity of C: exact or a certified upper bound, and it says which.
+        """The sensitivity of C, exact or a certified upper bound; the result says which.
 
-        It is computed once for each participation.
+        It is cached for each participation.
         """
         participation.check_steps(self.num_steps, "mechanism")
         if participation not in self._sensitivities:
@@ -119,7 +127,7 @@ class Mechanism(ABC):
 
     @abstractmethod
     def certify(self, participation: Participation) -> Sensitivity:
-        """Compute the sensitivity of C for as many steps as it has."""
+        """Compute the sensitivity of C; the participation must have the steps of the mechanism."""
 
     @cached_property
     @abstractmethod
@@ -128,19 +136,19 @@ class Mechanism(ABC):
 
     @property
     def decoder_rms(self) -> float:
-        """‖B‖_F/√n: the error for each unit of the noise multiplier."""
+        """‖B‖_F/√n: the root mean squared error per unit of the noise multiplier."""
         return math.sqrt(errors.reduce_squares(self.step_squares, "mean"))
 
     @property
     def decoder_norms(self) -> Array:
-        """‖B[i, :]‖ of each step i: its error for each unit of the noise multiplier; length n."""
+        """‖B[i, :]‖ of each step i: its error per unit of the noise multiplier; length n."""
         return np.sqrt(self.step_squares)
 
     def rmse(self, participation: Participation, over: ErrorKind = "mean") -> float:
         """The paper's E(B, C): sens(C)·‖B‖_F/√n, with the certified sensitivity.
 
-        It is the error at the noise whose standard deviation is the sensitivity; the error at the
-        noise of a budget is ``Calibration.error``.
+        It is the error if the standard deviation of the noise equals the sensitivity. The error at
+        the noise of a budget is ``Calibration.error``.
 
         Args:
             participation: n, b, k.
@@ -189,11 +197,11 @@ class Mechanism(ABC):
     @property
     @abstractmethod
     def recursive(self) -> bool:
-        """Whether C⁻¹z needs earlier outputs, and not only past values of z."""
+        """Whether computing C⁻¹z needs earlier outputs, and not only past values of z."""
 
     @property
     def num_buffers(self) -> int:
-        """The past values that the recursion of a series C⁻¹ needs; 0 without such a series."""
+        """The number of past values that the recursion of a series C⁻¹ needs; 0 without one."""
         return 0
 
     @property
@@ -226,8 +234,8 @@ class Mechanism(ABC):
     def in_float32(self) -> Mechanism:
         """The mechanism that is run: with the float32 coefficients that the noise uses.
 
-        Near a pole or zero at 1 this rounding changes the sensitivity far more than that of float64
-        would, so noise is calibrated for this mechanism. A second call changes nothing.
+        Near a pole or zero at 1 the rounding to float32 changes the sensitivity considerably, so
+        the noise must be calibrated for this mechanism. A second call changes nothing.
         """
 
     @property
@@ -251,7 +259,7 @@ class Mechanism(ABC):
         """The inverse of ``fields``."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; ``from_dict`` gives back every coefficient to the last bit."""
+        """Plain values, for JSON; ``from_dict`` restores every coefficient to the last bit."""
         return {
             "kind": self._kind,
             "name": self.name,

@@ -1,4 +1,4 @@
-"""DP-λCGD: noise that cancels a part λ of the noise of the step before, and nothing older."""
+"""DP-λCGD: each step cancels a fraction λ of the noise of the step before it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def lambda_cgd(
 ) -> ToeplitzMechanism:
     """Step i adds z_i - λ·z_{i-1}: C⁻¹ = 1 - λx and C[i, j] = λ^{i-j} (DP-λCGD).
 
-    Proposed by Kalinin, McKenna, Pagh and Lampert (2026, arXiv 2601.22334). Up to scale and sign,
-    every C⁻¹ of two bands is of this form: the best λ is the optimum that ``band_inv_mf`` finds for
-    p = 2, and γ-BIFR with p = 2 has λ = γ(α + β). C decreases, so its sensitivity is exact.
+    It was proposed by Kalinin, McKenna, Pagh and Lampert (2026, arXiv 2601.22334). Up to scale and
+    sign, every C⁻¹ of two bands has this form: ``band_inv_mf`` finds the best λ for p = 2, and
+    γ-BIFR with p = 2 has λ = γ(α + β). C decreases, so its sensitivity is exact.
 
     C is Toeplitz here, and its columns are not divided by their norms.
 
@@ -63,8 +63,9 @@ def amplified_lambda_cgd(
 ) -> ToeplitzMechanism:
     """DP-λCGD with the λ that has the least error under balls-in-bins, estimated from draws.
 
-    Amplification favours a smaller λ. By an estimate from fresh draws the result is no worse than
-    DP-SGD and ``lambda_cgd``. ``calibrate`` certifies the noise that it needs.
+    C⁻¹ = 1 - λx, and amplification favours a smaller λ. By an estimate from fresh draws the result
+    is no worse than DP-SGD and ``lambda_cgd``. Its privacy does not depend on these estimates:
+    ``calibrate`` certifies the noise that it needs.
 
     Args:
         workload: A.
@@ -93,14 +94,14 @@ def _member(workload: Workload, rate: float) -> ToeplitzMechanism:
 
 
 def _best(workload: Workload, participation: Participation) -> tuple[ToeplitzMechanism, float]:
-    """The mechanism with the least rmse, and its λ."""
+    """The DP-λCGD with the least rmse, and its λ."""
     return searching.least_certified(
         "λ", lambda rate: _member(workload, rate), _INDEPENDENT, participation
     )
 
 
 def _amplified(question: Question) -> Iterator[Candidate]:
-    """With λ for the budget, where the user asks for this family."""
+    """A candidate with the λ that is the best for the budget, if the user names this family."""
     if question.amplification != "bins" or not question.named:
         return
     yield Candidate.amplified(question, amplified_lambda_cgd)

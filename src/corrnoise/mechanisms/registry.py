@@ -1,7 +1,8 @@
 """The registry of families: everything that differs between families is data of an entry.
 
-A family is a factory with a name, the meaning of its size, its candidates for a planner, and its
-label. Each is defined in the file of its factory; ``register`` makes a new one known everywhere.
+A family has a factory, a name, the meaning of its size, its candidates for a planner, and a label.
+It is defined in the file of its factory. ``register`` adds a new one, which all other code then
+finds.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
 
 Size = int | Literal["best"] | None
-# What amplification by sampling favours in a strategy matrix: nothing; means of bins that are short
-# and far apart, so a C that decays fast; few bands of C; or only C = I.
+# What amplification by sampling favours in a strategy matrix. "none": nothing. "bins": short means
+# of bins that are far apart, so a C that decays fast. "bands": few bands of C. "independent": only
+# C = I is allowed.
 Amplification = Literal["none", "bins", "bands", "independent"]
 
 # The symbol of a size, printed in front of its value.
@@ -33,11 +35,11 @@ class Question:
     Attributes:
         workload: A.
         participation: n, b, k.
-        amplification: what the sampling favours.
+        amplification: what the sampling favours in a strategy matrix.
         epsilon: ε of the budget.
         delta: δ of the budget.
         memory: the model-sized vectors that the noise may keep; ``None`` is no limit.
-        num_bands: the only p to try, where the user asked for one.
+        num_bands: the only p to try, if the user asked for one.
         named: whether the user asked for this family by name.
     """
 
@@ -53,12 +55,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mechanism that has not been built yet.
+    """A mechanism that a planner may build.
 
     Attributes:
         size: the size, as in ``Family.build``.
-        build: builds the mechanism.
-        note: what is special about it, printed after its size.
+        build: a function without arguments that builds the mechanism.
+        note: a remark that is printed after the size, such as ", amplified".
     """
 
     size: int | None
@@ -72,10 +74,10 @@ class Candidate:
         """A mechanism whose coefficients are chosen for a budget under amplification.
 
         Args:
-            question: of the planner.
-            factory: from workload, participation, ``epsilon`` and ``delta``, and ``num_bands`` if
-                it is given, to the mechanism.
-            num_bands: the size of the candidate, in a family that has one.
+            question: the planner's question.
+            factory: builds the mechanism from workload, participation, ``epsilon`` and ``delta``,
+                and from ``num_bands`` if that is given.
+            num_bands: the size of the candidate, if its family has sizes.
         """
         size = {} if num_bands is None else {"num_bands": num_bands}
         build = functools.partial(
@@ -91,18 +93,25 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Family:
-    """A family of mechanisms.
+    """A family of mechanisms: its factory, and all that other code needs to know about it.
+
+    ``docs/extending.md`` adds one.
 
     Attributes:
         name: the name that users write in code.
         label: the name in reports.
-        factory: from a workload, a participation and, by its name, a size to a mechanism.
-        sizes: the sizes that a planner tries; none where the family would take too long.
-        size: what its size counts, by the name of the factory's argument; ``None`` for no size.
+        factory: builds a mechanism from a workload, a participation and, as a keyword, a size.
+        sizes: the sizes that a planner tries; none if building them would take too long.
+        size: the factory's keyword for the size; ``None`` if the family has no size.
         optional: whether the size may be left out.
-        usual: the size to take where the user names none.
-        extra: candidates beyond ``sizes``.
-        reports: whether the factory takes long, and has an argument ``progress``.
+        usual: the default size for a participation.
+        extra: further candidates of a planner.
+        reports: whether the factory takes long and has an argument ``progress``.
+
+    >>> import corrnoise as cn
+    >>> bisr = cn.mechanisms.get("bisr")
+    >>> bisr.label, bisr.build(cn.workloads.prefix_sum(100), cn.Participation(100, 25, 4), 4)
+    ('BISR', bisr(prefix_sum(100), num_bands=4))
     """
 
     name: str
@@ -128,7 +137,7 @@ class Family:
         *,
         progress: Progress | bool | None = None,
     ) -> Mechanism:
-        """The mechanism of this size; ``progress`` is called where the factory takes long."""
+        """Build the mechanism of this size; ``progress`` is called if the factory takes long."""
         if self.size is None:
             if size not in (None, 1):
                 raise ValueError(
@@ -155,7 +164,7 @@ class Family:
         return self.name + self._sized(size)
 
     def shown(self, mechanism: Mechanism) -> str:
-        """Label and size of one of its mechanisms, for reports."""
+        """The label and the size of one of the family's mechanisms, for reports."""
         size = None
         if self.banded:
             size = min(mechanism.strategy_bands, mechanism.noising_bands)
@@ -177,22 +186,35 @@ def register(*families: Family) -> None:
 
 
 def families() -> tuple[Family, ...]:
-    """All families, in the order in which they are shown."""
+    """All families, in the order in which tables show them."""
     return tuple(_KNOWN.values())
 
 
 def names() -> tuple[str, ...]:
-    """The names of all families."""
+    """The names of all families.
+
+    >>> "bisr" in names()
+    True
+    """
     return tuple(_KNOWN)
 
 
 def get(name: str) -> Family:
-    """The family of this name."""
+    """The family of this name; an unknown name raises a ``ValueError``.
+
+    >>> get("blt").size
+    'num_buffers'
+    """
     return _KNOWN[checks.choice("mechanism", name, names())]
 
 
 def shown(mechanism: Mechanism) -> str:
-    """Label and size of any mechanism, for reports."""
+    """The label and the size of any mechanism, for reports.
+
+    >>> import corrnoise as cn
+    >>> shown(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4))
+    'BISR p=4'
+    """
     family = _KNOWN.get(mechanism.name)
     return mechanism.name if family is None else family.shown(mechanism)
 
@@ -213,7 +235,7 @@ def build(
         participation: n, b, k; BSR and BISR use it only for the size "best".
         size: p of the banded families ("best" for BISR alone) and of "dense", where it may be
             left out; the number of buffers of "blt"; nothing for "dp_sgd" and "lambda_cgd".
-        progress: of "dense", which takes minutes at a thousand steps; True for a bar on the
+        progress: for "dense", which takes minutes at a thousand steps; True for a bar on the
             terminal.
 
     >>> import corrnoise as cn

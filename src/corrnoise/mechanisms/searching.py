@@ -13,10 +13,10 @@ from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
 
 # A parameter in [0, 1] is a whole number of millionths, so that it is the same on every machine.
-# Forty intervals bracket the best one; one half, which is BISR, is one of their ends.
+# The search begins with forty intervals; one half, which is BISR, is one of their ends.
 MILLION = 10**6
 _GRID = range(0, MILLION + 1, MILLION // 40)
-# Under amplification an evaluation takes a fraction of a second: fewer points, a shorter search.
+# Under amplification an evaluation takes a fraction of a second, so the search has fewer points.
 _AMPLIFIED_UNITS, _AMPLIFIED_GRID = 1000, (0, 500, 750, 900, 1000)
 AMPLIFIED_WIDTH = 12
 
@@ -27,16 +27,16 @@ Error = Callable[[ToeplitzMechanism], float]
 def least_integer(
     function: Callable[[int], float], grid: Iterable[int], *, width: int = 2, relative: float = 0.0
 ) -> int:
-    """The argument with the least value seen, for a function that falls and then rises.
+    """The argument with the least value seen, for a function that first decreases, then increases.
 
-    The grid brackets the minimum and a golden-section search narrows it, with one evaluation for
-    each step. The function may be infinite, except at its minimum.
+    The grid brackets the minimum, and a golden-section search narrows the bracket with one
+    evaluation for each step. The function may be infinite, except at its minimum.
 
     Args:
         function: its value is computed once for each argument.
         grid: the arguments to begin with, in ascending order.
-        width: the bracket at which the search ends; with 2, no integer in it is left out.
-        relative: the same, relative to the argument.
+        width: the search ends at a bracket of this width; with 2, it skips no integer.
+        relative: the same as a fraction of the argument.
 
     >>> least_integer(lambda x: (x - 37) ** 2, [0, 20, 100])
     37
@@ -63,24 +63,24 @@ def least_integer(
 
 
 def _golden(length: int) -> int:
-    """The shorter part of the golden section, at least 1."""
+    """The shorter part of the golden section of a length, at least 1."""
     return max(1, round(length * (3 - math.sqrt(5)) / 2))
 
 
 def least_certified(
     symbol: str, member: Member, usual: float, participation: Participation
 ) -> tuple[ToeplitzMechanism, float]:
-    """The member with the least certified rmse of a family with one parameter in [0, 1], and it.
+    """The member with the least certified rmse of a family with a parameter in [0, 1], and it.
 
-    The search takes the sensitivity that the pattern 0, b, 2b, … attains, which is O(n) and never
-    above the certified one. Where that is not the certified value at the minimiser, the certified
-    rmse itself is searched. Either way the result is no worse than any member that was tried, and
-    the multiples of 1/40 are.
+    The search uses the sensitivity that the pattern 0, b, 2b, … attains, which is O(n) and never
+    above the certified one. If the two differ at the minimiser, the certified rmse itself is
+    searched. Either way the result is no worse than any member that was tried. All multiples of
+    1/40 are tried.
 
     Args:
-        symbol: what the parameter is called in the record of the search.
-        member: from the parameter to the mechanism.
-        usual: a multiple of 1/40, whose error the record has as that of the start.
+        symbol: the symbol of the parameter in the record of the search.
+        member: builds the mechanism from the parameter.
+        usual: a multiple of 1/40, whose error is recorded as that of the start.
         participation: n, b, k.
     """
     evaluations = 0
@@ -119,15 +119,16 @@ def least_amplified(
 ) -> ToeplitzMechanism:
     """The member with the least error under amplification, estimated from draws.
 
-    Amplification favours a C that decays faster, so the parameter is at most the one that is best
-    without it. By fresh draws the result is no worse than with ``usual`` or ``largest``.
+    Amplification favours a C that decays faster, so the parameter is at most the best one without
+    amplification. By an estimate from fresh draws the result is no worse than with ``usual`` or
+    ``largest``.
 
     Args:
-        member: from the parameter to the mechanism.
+        member: builds the mechanism from the parameter.
         usual: a parameter to compare with.
         largest: the best parameter without amplification.
-        error: the estimate.
-        width: of the bracket at which the search ends, in thousandths of ``largest``.
+        error: the estimate of the error.
+        width: the search ends at a bracket of this width, in thousandths of ``largest``.
     """
     scale = largest / _AMPLIFIED_UNITS
     best = least_integer(lambda i: _finite(error, member, i * scale), _AMPLIFIED_GRID, width=width)
@@ -135,7 +136,7 @@ def least_amplified(
 
 
 def _finite(error: Error, member: Member, parameter: float) -> float:
-    """The error of a member; infinite where its coefficients are beyond the range of floats."""
+    """The error of a member; infinite if its coefficients are beyond the range of floats."""
     try:
         return error(member(parameter))
     except OverflowError:

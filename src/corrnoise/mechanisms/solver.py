@@ -1,4 +1,4 @@
-"""L-BFGS, as every optimised mechanism uses it, and a short descent for functions known nearby."""
+"""L-BFGS with the settings of the optimised mechanisms, and a short BFGS for local estimates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Solution:
-    """Where the solver stopped, and why."""
+    """The point where the solver stopped, and the reason."""
 
     point: Array
     converged: bool
@@ -30,7 +30,7 @@ class Solver:
     Attributes:
         memory: how many steps approximate the Hessian.
         iterations: the largest number of iterations.
-        tolerance: the search has converged when the relative decrease of the function is below it.
+        tolerance: the search has converged once the relative decrease of the function is below it.
     """
 
     memory: int
@@ -76,8 +76,8 @@ class Solver:
         )
 
 
-# A step is shortened so often at most, by this factor, until the function falls by this part of
-# what its slope promises.
+# A step is shortened at most this often, by this factor, until the function falls by this fraction
+# of the decrease that its slope predicts.
 _TRIES, _SHORTER, _DECREASE = 5, 0.3, 1e-4
 
 
@@ -89,16 +89,17 @@ def descend(
     iterations: int,
     tolerance: float,
 ) -> Array:
-    """A point with a smaller value, by BFGS, for a function that is infinite away from its start.
+    """A point with a smaller value, by BFGS; the function may be infinite far from the start.
 
-    A step that is cut short bounds those after it, so that few of them end where nothing is known.
+    After a step had to be shortened, later steps are limited too, so that few of them end where the
+    function is infinite.
 
     Args:
-        function: its value and gradient; the value may be infinite, except at the start.
-        start: where to begin, in coordinates in which all directions are about alike.
+        function: returns its value and gradient; the value may be infinite, except at the start.
+        start: where to begin, in coordinates with about the same curvature in all directions.
         radius: the length of the longest step.
         iterations: the largest number of steps.
-        tolerance: of the function; a step that promises less is not taken.
+        tolerance: a step with a smaller predicted decrease is not taken.
     """
     point, longest = start, radius
     value, gradient = function(start)

@@ -14,14 +14,16 @@ from corrnoise.mechanisms.toeplitz import ToeplitzMechanism
 from corrnoise.participation import Participation
 from corrnoise.workloads import Workload
 
-# Without stored state each band of C⁻¹ costs a draw for each parameter and step, so a planner tries
-# no more bands than this unless it is asked to.
+# Without stored state each band of C⁻¹ costs a draw for each parameter and step. So a planner tries
+# at most this many bands unless the user asks for more.
 MOST_BANDS = 32
 _BISR_BANDS = (2, 4, 8, 11, 16, 23, MOST_BANDS)
 
 
 def dp_sgd(workload: Workload, participation: Participation | None = None) -> ToeplitzMechanism:
-    """Independent noise at each step: C = I.
+    """Independent noise at each step: C = I, B = A (DP-SGD).
+
+    The sensitivity is exactly √k.
 
     Args:
         workload: A.
@@ -38,7 +40,21 @@ def dp_sgd(workload: Workload, participation: Participation | None = None) -> To
 def square_root(
     workload: Workload, participation: Participation | None = None
 ) -> ToeplitzMechanism:
-    """The square root C = B = A^{1/2}, not banded. Noise at a step depends on all earlier steps."""
+    """The square root factorization C = B = A^{1/2}, which is not banded.
+
+    The noise of a step depends on all earlier steps, so it costs n draws for each parameter and
+    step. The sensitivity is certified, and exact if C decreases. Building it takes O(n log n) time
+    at most.
+
+    Args:
+        workload: A.
+        participation: not used.
+
+    >>> import corrnoise as cn
+    >>> m = cn.mechanisms.square_root(cn.workloads.prefix_sum(1024))
+    >>> round(m.rmse(cn.Participation(1024, 256, 4)), 3)
+    7.543
+    """
     coef = workload.inverse_sqrt_coef(workload.num_steps)
     return ToeplitzMechanism("square_root", workload, Rational.of(numerator=[coef]))
 
@@ -46,12 +62,14 @@ def square_root(
 def bsr(
     workload: Workload, participation: Participation | None = None, *, num_bands: int
 ) -> ToeplitzMechanism:
-    """Banded square root: the first p diagonals of C = A^{1/2} (Kalinin and Lampert, 2024).
+    """Banded square root: the first p diagonals of C = A^{1/2} (BSR; Kalinin and Lampert, 2024).
+
+    The sensitivity is exact if p ≤ b or if C decreases, else certified.
 
     Args:
         workload: A.
         participation: not used.
-        num_bands: p, the bands of C.
+        num_bands: p in [1, n], the bands of C.
 
     >>> import corrnoise as cn
     >>> m = cn.mechanisms.bsr(cn.workloads.prefix_sum(1024), num_bands=256)
@@ -70,14 +88,15 @@ def bisr(
 ) -> ToeplitzMechanism:
     """Banded inverse square root: the first p diagonals of C⁻¹ = A^{-1/2} (Definition "BISR").
 
-    For the SGD workloads C is then non-negative and decreasing (Lemma "Decreasing values"), so
-    its sensitivity is exact.
+    For an SGD workload C is then non-negative and decreasing (Lemma "Decreasing values"), so its
+    sensitivity is exact; for any other workload it is certified. Building it takes O(p) time for an
+    SGD workload.
 
     Args:
         workload: A.
         participation: n, b, k; used only for "best".
-        num_bands: p, the bands of C⁻¹, or "best" for the p with the least certified rmse. It is
-            found by bracketing, in O(log n) evaluations of O(n log n).
+        num_bands: p in [1, n], the bands of C⁻¹, or "best" for the p with the least certified rmse.
+            It is found by bracketing, in O(log n) evaluations of O(n log n).
 
     >>> import corrnoise as cn
     >>> m = cn.mechanisms.bisr(cn.workloads.prefix_sum(1024), num_bands=4)
@@ -102,7 +121,7 @@ def bisr(
 
     n = workload.num_steps
     grid = [4**i for i in range(math.ceil(math.log(n, 4)) + 1) if 4**i < n] + [n]
-    # To 1e-4 of p, where the rmse is flat to ten digits.
+    # To a relative 1e-4 of p, where the rmse is constant to ten digits.
     return banded(least_integer(lambda p: banded(p).rmse(participation), grid, relative=1e-4))
 
 
@@ -115,9 +134,9 @@ def bands(num_bands: object, workload: Workload) -> int:
 
 
 def strategy_bands(question: Question) -> list[int]:
-    """Sizes of a banded C for a planner: b, the most that the memory holds, and fewer.
+    """Sizes of a banded C for a planner: b, the largest that fits into memory, and smaller ones.
 
-    More bands mean less error, but also less amplification where that depends on the bands.
+    More bands give less error, but less amplification if the sampling depends on the bands.
     """
     b, memory = question.participation.min_sep, question.memory
     sizes = {b}
@@ -130,7 +149,7 @@ def strategy_bands(question: Question) -> list[int]:
 
 @lru_cache(maxsize=16)
 def _best_bands(workload: Workload, participation: Participation) -> int:
-    """The best size of BISR, which a planner asks for once for every sampling."""
+    """The best size of BISR; cached, since a planner asks for it for every sampling."""
     return bisr(workload, participation, num_bands="best").noising_bands
 
 

@@ -29,11 +29,19 @@ Array = npt.NDArray[np.float64]
 class ToeplitzMechanism(Mechanism, kind="toeplitz"):
     """A Toeplitz factorization A = BC, given by its noising series C⁻¹(x) = N(x)/D(x).
 
+    Only coefficient vectors of length n are computed, never n×n matrices. With p terms in N and D
+    the coefficients of C, C⁻¹ and B take O(np).
+
     Attributes:
-        name: the family, as users call it.
+        name: the name of its family.
         workload: A.
         noising: C⁻¹(x), a ratio of short polynomials.
         optimization: how the coefficients were found; ``None`` for closed forms.
+
+    >>> import corrnoise as cn
+    >>> m = cn.mechanisms.bisr(cn.workloads.prefix_sum(4), num_bands=2)
+    >>> m.noising_coef, m.strategy_coef
+    (array([ 1. , -0.5,  0. ,  0. ]), array([1.   , 0.5  , 0.25 , 0.125]))
     """
 
     noising: Rational
@@ -85,7 +93,7 @@ class ToeplitzMechanism(Mechanism, kind="toeplitz"):
 
     @property
     def num_buffers(self) -> int:
-        """The past values that a recursion for C⁻¹ needs; 0 where C⁻¹ is banded."""
+        """The number of past values that a recursion for C⁻¹ needs; 0 if C⁻¹ is banded."""
         if not self.recursive:
             return 0
         return sum(section.num_past for section in sections.sections(self.noising))
@@ -133,7 +141,7 @@ class ToeplitzMechanism(Mechanism, kind="toeplitz"):
     def in_float32(self) -> ToeplitzMechanism:
         """The mechanism that is run, with its coefficients rounded to float32."""
         series = self.noising
-        if not self.recursive:  # one product of all factors
+        if not self.recursive:  # multiply all factors into one
             series = Rational((self.noising_coef[: self._noising_terms],), ())
         return replace(self, noising=sections.in_float32(series))
 

@@ -5,8 +5,8 @@
     poisson          each example takes part in each step with probability 1/b
     random-allocation
                      in each epoch each example takes part in one of its b steps, uniformly
-    cyclic-poisson   each example falls into one of p groups; step i takes group i mod p, each of
-                     its examples with probability p/b
+    cyclic-poisson   each example falls into one of p groups; step i takes each example of group
+                     i mod p with probability p/b
 
 ``docs/extending.md`` shows how to add one.
 """

@@ -23,9 +23,10 @@ from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.sampling import Array, Sampling, by_batch, delta_rounded_up
 from corrnoise.workloads import Workload
 
-# Up to this many bins draws gave better prices than every bound, wherever both were compared.
+# With at most this many bins, certificates from draws gave less noise than every bound in all cases
+# that were compared.
 _FEW_BINS = 150
-# The relative width of a rough search, and where it ends, relative to a noise that is private.
+# The relative width of the bracket of a rough search, and its limit relative to private noise.
 _ROUGH, _LEAST = 1e-2, 1e-2
 
 
@@ -33,19 +34,19 @@ _ROUGH, _LEAST = 1e-2, 1e-2
 class BallsInBins(Sampling):
     r"""Balls-in-bins, certified by importance sampling (``corrnoise.accounting.balls_in_bins``).
 
-    Where a bound with no random draws (``corrnoise.accounting.certain``) is better, it is used.
+    If a bound with no random draws (``corrnoise.accounting.certain``) is better, it is used.
 
-    Valid for C ≥ 0 where every bin is used as often as the steps allow. The bins of the batches
-    are uniform up to a statistical distance of b/2^64 for each example.
+    The analysis is valid for C ≥ 0 if every bin is used as often as the steps allow. The bins of
+    the batches are uniform up to a statistical distance of b/2^64 for each example.
 
     ``least_error``: with the example the output is P = (1/b) Σ_j N(CU_j, σ²), without it
-    Q = N(0, σ²). P ≥ N(CU_j, σ²)/b, so for every set S
+    Q = N(0, σ²). As P ≥ N(CU_j, σ²)/b, for every set S
 
         P(S) - e^ε Q(S) ≥ (1/b)·(N(CU_j, σ²)(S) - b·e^ε Q(S)),
 
     and the best S gives δ ≥ δ_Gauss(ε + log b, ‖CU_j‖/σ)/b. Hence ‖CU_j‖ ≤ μ(ε + log b, bδ)·σ for
-    all j, and the error is at least L/μ(ε + log b, bδ), L as in ``Fixed``. It holds for any signs
-    of C, and says nothing where bδ ≥ 1.
+    all j, and the error is at least L/μ(ε + log b, bδ), with L as in ``Fixed``. This holds for any
+    signs of C; for bδ ≥ 1 there is no bound.
     """
 
     name: ClassVar[str] = "balls-in-bins"
@@ -66,7 +67,7 @@ class BallsInBins(Sampling):
         return bins.objection(mechanism.least_entry, participation)
 
     def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
-        """Its bin in every epoch."""
+        """Each example takes part in the steps of its bin, once in every epoch."""
         first = f"in a random one of the first {counted(participation.min_sep, 'step')} (b)"
         if participation.max_participations == 1:
             return first
@@ -80,7 +81,7 @@ class BallsInBins(Sampling):
         epsilon: float,
         num_steps: int,
     ) -> float:
-        """A bound with no random draws; tight for DP-SGD, else mostly looser than a certificate."""
+        """A bound with no random draws: tight for DP-SGD, else mostly looser than draws."""
         found = _bins(mechanism, participation, num_steps)
         return certain.delta(found, noise_multiplier, epsilon)
 
@@ -98,7 +99,7 @@ class BallsInBins(Sampling):
     def curve(
         self, mechanism: Mechanism, participation: Participation, noise_multiplier: float
     ) -> Callable[[int, float], float]:
-        """Bounds with no random draws, each from what the one before it found."""
+        """Bounds with no random draws; each search begins at the result of the one before it."""
         return certain.Curve(lambda n: _bins(mechanism, participation, n), noise_multiplier)
 
     def calibrate(
@@ -109,7 +110,7 @@ class BallsInBins(Sampling):
         delta: float,
         draws: Draws,
     ) -> Calibration:
-        """The least noise that draws certify, or that of ``delta`` where it is less."""
+        """The least noise that draws certify, or the noise by ``delta`` if that is less."""
         means = mechanism.bins(participation.min_sep)
         sigma, found = certificates.certified_noise(means, epsilon, delta, draws)
         return self._priced(mechanism, participation, means, sigma, epsilon, delta, draws, found)
@@ -124,7 +125,7 @@ class BallsInBins(Sampling):
         delta: float | None,
         draws: Draws,
     ) -> Calibration:
-        """The ε or the δ that draws certify, or that of ``delta`` where it is less."""
+        """The ε or the δ that draws certify, or that of ``delta`` if it is less."""
         means, sigma = mechanism.bins(participation.min_sep), noise_multiplier
         if epsilon is None:
             assert delta is not None
@@ -135,7 +136,7 @@ class BallsInBins(Sampling):
         return self._priced(mechanism, participation, means, sigma, epsilon, delta, draws, found)
 
     def spent(self, whole: Calibration, steps_taken: int, draws: Draws) -> float:
-        """The ε of the first steps, certified by separate draws or that of ``delta``."""
+        """The ε of the first steps, certified by separate draws, or that of ``delta``."""
         means = _bins(whole.mechanism, whole.participation, steps_taken)
         sigma, delta = whole.noise_multiplier, whole.delta
         return certificates.certified_epsilon(means, sigma, delta, draws)[0]
@@ -149,9 +150,9 @@ class BallsInBins(Sampling):
         draws: Draws,
         effort: int = 1,
     ) -> float:
-        """An estimate of the noise that ``calibrate`` finds, from few draws, or so many times more.
+        """An estimate of the noise that ``calibrate`` finds, from few draws times ``effort``.
 
-        With many bins a bound may be the better price; it is then found within a percent.
+        With many bins a bound may need less noise; that noise is then found to within a percent.
         """
         means = mechanism.bins(participation.min_sep)
         found = certificates.estimate_noise(means, epsilon, delta, draws, effort=effort)
@@ -182,7 +183,7 @@ class BallsInBins(Sampling):
         taken: npt.NDArray[np.bool_],
         means: Array | None = None,
     ) -> Array:
-        """The mean over the bins: nobody knows the bin."""
+        """The logarithm of the likelihood ratio's mean over the bins, as the bin is secret."""
         ratios = by_batch(participation, precision, outputs, means)
         return np.logaddexp.reduce(ratios, axis=0) - math.log(participation.min_sep)
 
@@ -220,7 +221,7 @@ class BallsInBins(Sampling):
         kind: Literal["exact", "bound", "certified"] = "certified" if found else "bound"
         if means.num_bins == 1:
             kind = "exact"
-        # An account that verifies a plan evaluates the plan's own ε instead of a search for one.
+        # Verification of a plan evaluates the plan's own ε and does not search for one.
         search = found is not None and not draws.enough
         return Calibration(
             mechanism,

@@ -1,4 +1,4 @@
-"""A calibration: noise, ε and δ of a run, and everything that they assume, as one value."""
+"""A calibration: noise, ε and δ of a run, and everything that they assume, in one object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from corrnoise.participation import Participation
 if TYPE_CHECKING:
     from corrnoise.samplings.sampling import Sampling
 
-# The failure probability of a certificate for the first steps of a run that itself needs none.
+# The failure probability of a certificate for the first steps of a run whose own ε needs none.
 _FAILURE_PROBABILITY = 1e-9
 _KINDS = ("exact", "bound", "certified")
 _STEPS = ("num_steps", "min_sep", "max_participations")
@@ -28,6 +28,10 @@ _STEPS = ("num_steps", "min_sep", "max_participations")
 @dataclass(frozen=True)
 class Calibration:
     """The privacy cost of a run: noise, ε and δ, and everything that they assume.
+
+    With this noise the run is (ε, δ)-DP: for all sets S of outputs and neighbouring datasets,
+    P(S) ≤ e^ε·Q(S) + δ. The outputs are the noisy gradients of all steps. The batches must be drawn
+    as ``sampling`` says.
 
     The unit of privacy is one example. Neighbouring datasets have the same number of examples, and
     differ in one that is replaced by an empty one, which contributes nothing to any gradient
@@ -38,14 +42,20 @@ class Calibration:
         mechanism: the factorization.
         participation: n, b, k.
         sampling: how batches are drawn.
-        noise_multiplier: the standard deviation of Z over the clip norm.
+        noise_multiplier: the standard deviation of z over the clip norm.
         epsilon: ε.
         delta: δ.
         kind: "exact"; "bound" (proven, but perhaps not tight); or "certified" (proven up to
             ``failure_probability`` over the accountant's own random draws).
-        failure_probability: 0 unless certified.
-        epsilon_without_sampling: where certified, an ε that holds at this noise with certainty.
-        estimate: where certified, the estimate of δ(ε) behind the certificate.
+        failure_probability: the failure probability of the certificate; 0 unless certified.
+        epsilon_without_sampling: if certified, an ε that holds at this noise with certainty.
+        estimate: if certified, the estimate of δ(ε) behind the certificate.
+
+    >>> import corrnoise as cn
+    >>> m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(100))
+    >>> c = cn.calibrate(m, cn.Participation(100, 10, 10), epsilon=4, delta=1e-6)
+    >>> c.kind, c.unit, Calibration.from_dict(c.to_dict()) == c
+    ('exact', 'example', True)
     """
 
     mechanism: Mechanism
@@ -92,7 +102,7 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """The expected error of the run, per unit of clip norm: σ·‖B‖_F/√n."""
+        """The root mean squared error of the run per unit of clip norm: σ·‖B‖_F/√n."""
         return self.noise_multiplier * self.mechanism.decoder_rms
 
     @one_blas_thread()
@@ -104,12 +114,12 @@ class Calibration:
         seed: int = 0,
         progress: Progress | bool | None = None,
     ) -> float:
-        """The ε that the first steps spent, never more than the whole run's.
+        """The ε that the first steps spent, at most that of the whole run.
 
-        It is exact, a bound or certified like the ε of the whole run (``kind``); where certified,
-        it uses separate draws, with the same failure probability again. It is valid for a number of
-        steps that was not chosen by looking at what the run released; a run that stops for such a
-        reason must state the ε of the whole run.
+        It is exact, a bound or certified, as the ε of the whole run (``kind``). If certified, it
+        uses separate draws and has the same failure probability once more. It is valid if the
+        number of steps was not chosen by looking at what the run released; a run that stops for
+        such a reason must state the ε of the whole run.
 
         Args:
             steps_taken: in [0, num_steps].
@@ -152,13 +162,13 @@ class Calibration:
 
     @property
     def assurance(self) -> str:
-        """What kind of number ε is, in a few words."""
+        """Whether ε is exact, a bound or certified, in a few words."""
         if self.kind == "certified":
             return f"certified (failure probability {rounded_up(self.failure_probability, 3)})"
         return self.kind
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: all that a reviewer needs to recompute the privacy cost of the run."""
+        """Plain values with everything that a reviewer needs to recompute the privacy cost."""
         return {
             "mechanism": self.mechanism.to_dict(),
             **self.participation.to_dict(),
@@ -179,7 +189,7 @@ class Calibration:
         """The inverse of ``to_dict``.
 
         Every field is validated, and the sampling must have a valid analysis for the mechanism.
-        Whether the noise gives this ε at this δ is not computed here: ``Plan.verified`` does.
+        It does not compute whether the noise gives this ε at this δ; ``Plan.verified`` does.
 
         Raises:
             ValueError: a field is missing, unknown or wrong; the message names it.
@@ -235,7 +245,7 @@ def _estimate(data: object) -> Estimate:
 
 
 def _sampling(data: object) -> Sampling:
-    """A sampling from JSON; its parameters must be of the types that they have by default."""
+    """A sampling from JSON; its parameters must have the types of their defaults."""
     from corrnoise.samplings.sampling import get
 
     if not isinstance(data, Mapping):

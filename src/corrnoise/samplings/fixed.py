@@ -24,10 +24,13 @@ from corrnoise.workloads import Workload
 class Fixed(Sampling):
     r"""Fixed batches, priced by the analytic Gaussian mechanism on the sensitivity of C.
 
-    Valid for every mechanism and participation. ``least_error``: let L be the lower bound on the
-    rmse of every factorization (``corrnoise.bounds``). An example may be in any one part; to
-    distinguish it from no example is to distinguish N(CU_j, σ²) from N(0, σ²), so (ε, δ)-DP forces
-    ‖CU_j‖ ≤ μ(ε, δ)·σ for all parts j, and the error is at least L/μ(ε, δ).
+    It is valid for every mechanism and participation. ε is exact if the sensitivity is exact, and a
+    bound otherwise.
+
+    ``least_error``: let L be the lower bound on the rmse of every factorization
+    (``corrnoise.bounds``). An example may be in any part j. Its presence changes N(0, σ²) into
+    N(CU_j, σ²), so (ε, δ)-DP requires ‖CU_j‖ ≤ μ(ε, δ)·σ for all j, and the error is at least
+    L/μ(ε, δ).
     """
 
     name: ClassVar[str] = "fixed"
@@ -43,7 +46,7 @@ class Fixed(Sampling):
     )
 
     def objection(self, mechanism: Mechanism, participation: Participation) -> str:
-        """There is no objection: any order with separation b is covered."""
+        """There is none: the analysis covers every order with separation b."""
         return ""
 
     def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
@@ -75,7 +78,7 @@ class Fixed(Sampling):
         num_steps: int,
     ) -> float:
         """The inverse of ``delta``."""
-        if delta >= 1.0:  # as far too little noise has at an ε that was given
+        if delta >= 1.0:  # the δ of far too little noise at a given ε
             return 0.0
         sens = _sensitivity(mechanism, participation, num_steps)
         return gaussian.epsilon(delta, sens / noise_multiplier)
@@ -106,7 +109,7 @@ class Fixed(Sampling):
         taken: npt.NDArray[np.bool_],
         means: Array | None = None,
     ) -> Array:
-        """Everyone knows the part that has the example."""
+        """The log-likelihood ratio given the example's part, which is public."""
         ratios = by_batch(participation, precision, outputs, means)
         part = np.argmax(taken[: participation.min_sep], axis=0)
         return ratios[part, np.arange(outputs.shape[1])]
@@ -120,7 +123,7 @@ class Fixed(Sampling):
         *,
         shuffled: bool = False,
     ) -> Batches:
-        """Equal parts of the dataset's order, or of one random order; the same in every epoch."""
+        """Equal parts of the dataset's order, or of one random order, the same in every epoch."""
         b, times = participation.min_sep, -(-participation.num_steps // participation.min_sep)
         if participation.max_participations < times:
             raise ValueError(

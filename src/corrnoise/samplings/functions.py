@@ -1,4 +1,4 @@
-"""From a budget to noise and back, for every sampling that has a valid analysis."""
+"""``calibrate`` and ``account``: the noise for a budget, and the ε or δ of a noise."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from corrnoise.participation import Participation
 from corrnoise.samplings.calibration import Calibration
 from corrnoise.samplings.sampling import Sampling, get, require
 
-# The default of ``calibrate`` and ``account``: batches that need not be kept secret.
+# The default of ``calibrate`` and ``account``: its batches need not be secret.
 ASSUMED = "fixed"
-# The default of a run with a named mechanism: it draws its batches itself, and keeps them secret.
+# The default of a run with a named mechanism, which draws its batches itself and keeps them secret.
 DRAWN = "balls-in-bins"
 # The default of a planner: the best of all samplings.
 BEST = "best"
-# The largest μ, sensitivity over noise, that is priced; its ε is about 5e11.
+# The largest μ (sensitivity over noise) that is accepted; its ε is about 5e11.
 _MOST_MU = 1e6
 
 
 def check_noise(
     mechanism: Mechanism, participation: Participation, noise_multiplier: object
 ) -> float:
-    """The noise multiplier as a float, or a ``ValueError`` where it is too small to be priced."""
+    """Return the noise multiplier as a float, or raise if it is too small to compute an ε."""
     sigma = checks.number("noise_multiplier", noise_multiplier, 0.0, open_low=True)
     least = mechanism.sensitivity(participation).value / _MOST_MU
     if sigma < least:
@@ -49,7 +49,10 @@ def calibrate(
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> Calibration:
-    """The least noise with which a run is (ε, δ)-DP, never on the wrong side of the target.
+    """The least noise with which a run is (ε, δ)-DP: the result never exceeds ε or δ.
+
+    ``kind`` of the result says whether its ε is exact, a proven bound or certified. Exact values
+    and bounds take milliseconds, certificates seconds.
 
     Args:
         mechanism: the factorization.
@@ -57,10 +60,10 @@ def calibrate(
         epsilon: ε > 0.
         delta: δ in (0, 1).
         sampling: "fixed" (any order with separation b; exact), "balls-in-bins" (certified by
-            draws), "poisson" or "cyclic-poisson" (bounds by a PLD accountant), or
-            "random-allocation" (a bound with no draws).
+            draws), "poisson", "cyclic-poisson" or "random-allocation" (bounds with no draws, from
+            privacy loss distributions); or a ``Sampling``.
         failure_probability: the largest probability with which a certificate may be wrong.
-        samples: draws for a certificate; chosen from b by default.
+        samples: the number of draws of a certificate; chosen from b by default.
         seed: the seed of the draws; the same seed gives the same result.
         progress: True for a bar on the terminal, or a function that is called with (draws done,
             total draws) during a certificate.
@@ -93,9 +96,11 @@ def account(
     seed: int = 0,
     progress: Progress | bool | None = None,
 ) -> Calibration:
-    """The ε of a run with this noise at this δ, or the δ at this ε: one of them is given.
+    """The ε of a run with this noise at a given δ, or its δ at a given ε.
 
-    The inverse of ``calibrate``, with the same arguments.
+    Exactly one of ``delta`` and ``epsilon`` must be given. The result is exact, a proven bound or
+    certified (``kind``), rounded up. It is the inverse of ``calibrate``, whose other arguments it
+    has.
 
     >>> import corrnoise as cn
     >>> part = cn.Participation(980, 98, 10)

@@ -1,10 +1,10 @@
 r"""Poisson batches, and cyclic Poisson batches for banded strategies.
 
-*Cyclic Poisson* with a p-banded C: every example belongs to one of p groups, drawn in advance;
-step i takes each example of group i mod p independently with probability q. Then one example's
-columns of C never overlap, and the run is as private as ⌈n/p⌉ steps of DP-SGD with Poisson sampling
+*Cyclic Poisson* with a p-banded C: every example belongs to one of p groups, drawn in advance. Step
+i takes each example of group i mod p independently with probability q. Then the columns of C for
+one example never overlap, and the run is as private as ⌈n/p⌉ steps of DP-SGD with Poisson sampling
 at rate q and noise multiplier σ/‖c‖₂ (Choquette-Choo et al., 2023, the analysis of amplified
-Band-MF). An expected batch of N/b examples means q = p/b. *Poisson* is the case p = 1: C = I and
+Band-MF). For an expected batch of N/b examples, q = p/b. *Poisson* is the case p = 1: C = I and
 q = 1/b.
 """
 
@@ -33,8 +33,9 @@ from corrnoise.samplings.sampling import Array, Sampling, by_step, require
 class CyclicPoisson(Sampling):
     """Cyclic Poisson batches, priced by composing their steps (``corrnoise.accounting.poisson``).
 
-    The sampling probability is rounded down to a multiple of 2^-64; a smaller one is never less
-    private. A batch takes O(num_examples).
+    ε is a proven bound, tight up to the grids of the accountant. The sampling probability of the
+    batches is rounded down to a multiple of 2^-64; a smaller probability is never less private. A
+    batch takes O(num_examples).
     """
 
     name: ClassVar[str] = "cyclic-poisson"
@@ -56,7 +57,7 @@ class CyclicPoisson(Sampling):
         return ""
 
     def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
-        """In steps of its group, p apart, each by a draw of its own."""
+        """Each example may take part in the steps of its group, p apart, by independent draws."""
         b, p = participation.min_sep, mechanism.strategy_bands
         first, most = counted(p, "step"), counted(-(-participation.num_steps // p), "time")
         return (
@@ -72,7 +73,7 @@ class CyclicPoisson(Sampling):
         epsilon: float,
         num_steps: int,
     ) -> float:
-        """An upper bound of δ(ε), tight up to grids."""
+        """An upper bound of δ(ε), tight up to the grids of the accountant."""
         q, sigma, count = _steps(mechanism, participation, noise_multiplier, num_steps)
         return poisson.delta_bound(q, sigma, count, epsilon)
 
@@ -103,7 +104,7 @@ class CyclicPoisson(Sampling):
         taken: npt.NDArray[np.bool_],
         means: Array | None = None,
     ) -> Array:
-        """Independent steps in a group, and the mean over the groups.
+        """The mean of the likelihood ratio over the groups, with independent steps in each.
 
         Columns of C of one group do not overlap, so that their steps are independent given the
         group.
@@ -145,7 +146,7 @@ class CyclicPoisson(Sampling):
 
 @dataclass(frozen=True)
 class Poisson(CyclicPoisson):
-    """Poisson batches: each example in each step with probability 1/b, for independent noise."""
+    """Poisson batches: a step takes each example with probability 1/b; for independent noise."""
 
     name: ClassVar[str] = "poisson"
     sentence: ClassVar[str] = "Poisson: each example in each step with probability 1/b"
@@ -158,14 +159,14 @@ class Poisson(CyclicPoisson):
         return ""
 
     def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
-        """In any step, by a draw of its own."""
+        """Each example may take part in any step, by independent draws."""
         return f"in each step with probability 1/{participation.min_sep} (1/b), any number of times"
 
 
 def _steps(
     mechanism: Mechanism, participation: Participation, noise_multiplier: float, num_steps: int
 ) -> tuple[float, float, int]:
-    """The q, σ and number of steps of DP-SGD with Poisson sampling that the run is worth."""
+    """The q, σ and number of steps of the equivalent DP-SGD run with Poisson sampling."""
     p, b = mechanism.strategy_bands, participation.min_sep
     return p / b, noise_multiplier / mechanism.column_norm, -(-num_steps // p)
 

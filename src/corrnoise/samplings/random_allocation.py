@@ -1,4 +1,4 @@
-"""Random allocation: each epoch puts each example in one of its b steps, drawn afresh."""
+"""Random allocation: in each epoch, each example takes part in one random step of the b."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from corrnoise.samplings.sampling import Array, Sampling, by_step
 
 @dataclass(frozen=True)
 class RandomAllocation(Sampling):
-    """Random allocation, drawn afresh in each epoch, priced by composing its epochs.
+    """Random allocation, drawn independently in each epoch, priced by composing its epochs.
 
-    Valid for independent noise. Every example is used exactly once in each whole epoch; in a last
-    epoch that is cut short, its step may not come. The price (``corrnoise.accounting.composed``) is
-    a bound with no random draws, tight up to grids, and never above that of fixed batches. The
-    steps of the batches are uniform up to a statistical distance of b/2^64 for each example and
-    epoch. The batches of an epoch take O(num_examples·log(num_examples)).
+    It is valid for independent noise. Every example is used exactly once in each whole epoch, and
+    at most once in a last epoch that is cut short. ε (``corrnoise.accounting.composed``) is a bound
+    with no random draws, tight up to grids, and never above that of fixed batches. The steps of the
+    batches are uniform up to a statistical distance of b/2^64 for each example and epoch. The
+    batches of an epoch take O(num_examples·log(num_examples)).
     """
 
     name: ClassVar[str] = "random-allocation"
@@ -49,7 +49,7 @@ class RandomAllocation(Sampling):
         return ""
 
     def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
-        """Once an epoch, with no least distance between two epochs."""
+        """Each example takes part once in each epoch; its steps may follow each other."""
         epoch = counted(participation.min_sep, "step")
         if participation.max_participations == 1:
             return f"at most once (k), in a random one of {epoch} (b)"
@@ -66,7 +66,7 @@ class RandomAllocation(Sampling):
         epsilon: float,
         num_steps: int,
     ) -> float:
-        """An upper bound of δ(ε), tight up to grids."""
+        """An upper bound of δ(ε), tight up to the grids of the accountant."""
         sigma = noise_multiplier / mechanism.column_norm
         return composed.delta_bound(sigma, participation.min_sep, num_steps, epsilon)
 
@@ -86,7 +86,7 @@ class RandomAllocation(Sampling):
         taken: npt.NDArray[np.bool_],
         means: Array | None = None,
     ) -> Array:
-        """Independent epochs, and in each the mean over its b steps; those beyond the end are 1."""
+        """The sum over epochs of the log of the mean ratio of b steps; later steps have ratio 1."""
         n, b = participation.num_steps, participation.min_sep
         steps = by_step(precision, outputs)
         whole = np.zeros((-(-n // b) * b, steps.shape[1]))
@@ -103,7 +103,7 @@ class RandomAllocation(Sampling):
         *,
         shuffled: bool = False,
     ) -> Batches:
-        """One step for each example and epoch, from 64 random bits each."""
+        """One random step for each example and epoch, from 64 random bits each."""
         b = participation.min_sep
 
         @lru_cache(maxsize=1)

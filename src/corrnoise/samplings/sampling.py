@@ -1,8 +1,8 @@
-"""The protocol of a sampling: how batches are drawn, when an analysis is valid, what it costs.
+"""The protocol of a sampling: how batches are drawn, when its analysis is valid, what ε it gives.
 
-A sampling is one object: it says for which mechanism and participation it is valid, prices a run,
-draws its batches from a key, and describes itself in words and JSON. No code outside compares its
-name. ``register`` makes a new one known by its name.
+A sampling is one object. It says for which mechanisms and participations it is valid, computes the
+privacy of a run ("prices" it), draws its batches from a key, and describes itself in words and
+JSON. No other code compares its name. ``register`` adds a new one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from corrnoise.workloads import Workload
 
 Array = npt.NDArray[np.float64]
 
-# The relative rounding toward privacy: more than the arithmetic error.
+# Results are rounded toward privacy by this relative amount, which exceeds the arithmetic error.
 _ROUNDING = 1e-12
 # The relative width of the bracket that a search for noise or ε ends with.
 _TOLERANCE = 1e-5
@@ -40,45 +40,48 @@ _TOLERANCE = 1e-5
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(ABC):
-    """One way to draw the batches of a run.
+    """One way to draw the batches of a run, with its privacy analysis.
 
-    A new one defines the class attributes, ``objection``, ``delta`` and ``batches``; the other
-    prices follow from ``delta``. Its parameters, if any, are fields of a frozen dataclass with
-    defaults, and are restored from JSON.
+    A subclass must define the class attributes, ``objection``, ``delta`` and ``batches``; noise and
+    ε are computed from ``delta``. Its parameters, if any, are fields of a frozen dataclass with
+    defaults, and are restored from JSON. ``docs/extending.md`` adds one.
+
+    Every method that returns a noise, an ε or a δ returns an exact value or an upper bound, proven
+    or certified; only ``estimate`` guarantees nothing.
     """
 
     # The name, as users write it.
     name: ClassVar[str]
     # How batches are drawn, in one sentence for a privacy statement.
     sentence: ClassVar[str]
-    # The accountant that prices it, in a few words for a privacy statement.
+    # The accountant, in a few words for a privacy statement.
     accountant: ClassVar[str]
-    # Whether the batches are random, and so must stay secret for the price to hold.
+    # Whether the batches are random, and ε holds only if they stay secret.
     secret: ClassVar[bool]
-    # What its prices favour in a mechanism; it decides what a planner tries.
+    # What its analysis favours in a mechanism; it decides which candidates a planner tries.
     amplification: ClassVar[Amplification] = "none"
-    # Whether prices are certified by draws, which takes seconds.
+    # Whether ε is certified by random draws, which takes seconds.
     certified: ClassVar[bool] = False
-    # Whether prices take long: planners rank by ``estimate``, and calibrate only what may win.
+    # Whether ``calibrate`` is slow: a planner ranks by ``estimate`` and calibrates the best few.
     slow: ClassVar[bool] = False
     # Whether a run may be shorter than an epoch.
     partial_epoch: ClassVar[bool] = False
-    # Whether prices follow from the sensitivity of C, which a statement then has.
+    # Whether ε follows from the sensitivity of C, which a statement then shows.
     by_sensitivity: ClassVar[bool] = False
-    # A sentence for a report on what ``least_error`` assumes, where there is one.
+    # A sentence for a report on what ``least_error`` assumes; "" if it gives no bound.
     about_least_error: ClassVar[str] = ""
 
     # Validity.
 
     @abstractmethod
     def objection(self, mechanism: Mechanism, participation: Participation) -> str:
-        """Why this sampling has no valid analysis for a mechanism; "" where it has one."""
+        """Why this sampling has no valid analysis for a mechanism; "" if it has one."""
 
     def takes_part(self, mechanism: Mechanism, participation: Participation) -> str:
         """How often one example takes part, in words that follow "each example" in a statement.
 
-        They must hold for the batches of this sampling. ``participation.words`` hold for batches
-        that repeat every b steps, and for no others.
+        The words must be true for the batches of this sampling. ``participation.words`` are true
+        only for batches that repeat every b steps.
         """
         return "as its batches are drawn"
 
@@ -96,7 +99,7 @@ class Sampling(ABC):
         """A proven upper bound of δ(ε) of the first ``num_steps`` steps, with no random draws."""
 
     def kind(self, mechanism: Mechanism, participation: Participation) -> Literal["exact", "bound"]:
-        """Whether ``delta`` is exact."""
+        """Whether ``delta`` is exact or an upper bound."""
         return "bound"
 
     def noise(
@@ -119,7 +122,7 @@ class Sampling(ABC):
     def _near(
         self, mechanism: Mechanism, participation: Participation, epsilon: float, delta: float
     ) -> float | None:
-        """A guess of the noise, from which a search begins."""
+        """A guess of the noise at which a search begins, or ``None``."""
         return None
 
     def epsilon(
@@ -160,7 +163,7 @@ class Sampling(ABC):
     ) -> Callable[[int, float], float]:
         """ε as a function of the steps taken and δ, with no random draws, for one run.
 
-        A sampling whose prices take long may use what it found for one price in the next one.
+        A sampling whose ε takes long to compute may use the result of one call in the next.
         """
 
         def epsilon(num_steps: int, delta: float) -> float:
@@ -191,7 +194,7 @@ class Sampling(ABC):
         delta: float | None,
         draws: Draws,
     ) -> Calibration:
-        """The ε of a run with this noise at this δ, or the δ at this ε; one of them is ``None``."""
+        """The ε at a given δ, or the δ at a given ε, with this noise; one of them is ``None``."""
         n, kind = participation.num_steps, self.kind(mechanism, participation)
         if epsilon is None:
             assert delta is not None
@@ -203,7 +206,7 @@ class Sampling(ABC):
         return Calibration(mechanism, participation, self, noise_multiplier, epsilon, delta, kind)
 
     def spent(self, whole: Calibration, steps_taken: int, draws: Draws) -> float:
-        """The ε of the first steps of a run at its δ; ``steps_taken`` is not 0 and not all."""
+        """The ε of the first steps of a run at its δ, for 0 < ``steps_taken`` < n."""
         return self.epsilon(
             whole.mechanism, whole.participation, whole.noise_multiplier, whole.delta, steps_taken
         )
@@ -217,9 +220,9 @@ class Sampling(ABC):
         draws: Draws,
         effort: int = 1,
     ) -> float:
-        """A quick estimate of the noise that ``calibrate`` finds: to rank, with no guarantee.
+        """A quick estimate of the noise that ``calibrate`` finds, for ranking, with no guarantee.
 
-        ``effort`` is a factor of its time.
+        ``effort`` multiplies its time and makes it more accurate.
         """
         return self.noise(mechanism, participation, epsilon, delta)
 
@@ -247,19 +250,20 @@ class Sampling(ABC):
     ) -> Array:
         """The log-likelihood ratio of what a run released, with one example against without it.
 
-        An audit guesses by it. In a direction in which no other example has a gradient and this one
-        has gradient 1, a run releases x = π + noise with the example and noise without it; π has a
-        one at each step that takes it, or is random where the batches are secret.
+        An audit guesses by it whether the example was in. Consider a direction in which no other
+        example has a gradient and this one has gradient 1. There a run releases x = π + noise with
+        the example, and only noise without it. π is 1 at each step that takes the example and 0
+        elsewhere; if the batches are secret, π is random.
 
         Args:
             mechanism: the mechanism of the run.
             participation: n, b, k.
             precision: the inverse of the covariance of the noise over the steps, n × n.
             outputs: x of m examples, n × m.
-            taken: whether each step's batch has the example, n × m; read only where batches are
+            taken: whether each step's batch has the example, n × m; read only if batches are
                 public.
-            means: what to expect in place of π, b × n, for each batch of the first epoch that may
-                have the example; where batches are not a fixed cycle it is not used.
+            means: the expected outputs to use instead of π, b × n, one row for each batch of the
+                first epoch that may have the example. Not used unless batches are a fixed cycle.
         """
         raise ValueError(
             f"sampling={self.name!r} has no likelihood ratio, so that its runs cannot be audited; "
@@ -289,13 +293,13 @@ class Sampling(ABC):
             participation: n, b, k.
             mechanism: the mechanism of the run.
             key: the secret that the draws come from.
-            shuffled: where batches are parts of one order, whether that order is random.
+            shuffled: whether the order of fixed batches is random; other samplings ignore it.
         """
 
     # Conversion to text and JSON.
 
     def to_json(self) -> Any:
-        """The name, or an object with the name and the parameters where there are any."""
+        """The name; or an object with the name and the parameters, if there are any."""
         parameters = dataclasses.asdict(self)
         return {"name": self.name, **parameters} if parameters else self.name
 
@@ -313,7 +317,11 @@ def register(*samplings: Sampling) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all samplings."""
+    """The names of all samplings.
+
+    >>> "balls-in-bins" in names()
+    True
+    """
     return tuple(_KNOWN)
 
 
@@ -335,12 +343,19 @@ def get(sampling: str | Mapping[str, Any] | Sampling) -> Sampling:
 
 
 def objections(mechanism: Mechanism, participation: Participation) -> dict[str, str]:
-    """For every sampling, why it has no valid analysis for a mechanism; "" where it has one."""
+    """For every sampling, why it has no valid analysis for a mechanism; "" if it has one.
+
+    >>> import corrnoise as cn
+    >>> m = cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4)
+    >>> found = objections(m, cn.Participation(100, 10, 10))
+    >>> [found[name] == "" for name in ("fixed", "balls-in-bins", "poisson")]
+    [True, True, False]
+    """
     return {name: each.objection(mechanism, participation) for name, each in _KNOWN.items()}
 
 
 def require(sampling: Sampling, mechanism: Mechanism, participation: Participation) -> None:
-    """Raise unless the sampling has a valid analysis for the mechanism."""
+    """Raise a ``ValueError`` unless the sampling has a valid analysis for the mechanism."""
     reason = sampling.objection(mechanism, participation)
     if reason:
         valid = [name for name, why in objections(mechanism, participation).items() if not why]
@@ -351,16 +366,16 @@ def require(sampling: Sampling, mechanism: Mechanism, participation: Participati
 
 
 def delta_rounded_up(delta: float) -> float:
-    """Round δ up by more than the arithmetic error; never 0, which no Gaussian noise attains."""
+    """Round δ up by more than the arithmetic error; never to 0, as no Gaussian noise has δ = 0."""
     if math.isnan(delta):
         raise ArithmeticError("δ is not a number")
     return min(max(delta * (1.0 + _ROUNDING), sys.float_info.min), 1.0)
 
 
 def by_step(precision: Array, outputs: Array) -> Array:
-    """The log-likelihood ratio of each step that takes the example, n × m, steps alone.
+    """The log-likelihood ratio of each step by itself if it takes the example, n × m.
 
-    The inner products of different steps, which a fitted ``precision`` may have, are left out.
+    Inner products of different steps, which a fitted ``precision`` may have, are left out.
     """
     return precision @ outputs - 0.5 * np.diag(precision)[:, None]
 
@@ -368,7 +383,7 @@ def by_step(precision: Array, outputs: Array) -> Array:
 def by_batch(
     participation: Participation, precision: Array, outputs: Array, means: Array | None
 ) -> Array:
-    """The log-likelihood ratios given the batch of the first epoch, b × m, where batches repeat."""
+    """The log-likelihood ratios given the batch of the first epoch, b × m, if batches repeat."""
     n, b = participation.num_steps, participation.min_sep
     usual = (np.arange(n)[None, :] % b == np.arange(b)[:, None]).astype(np.float64)
     expected = usual if means is None else means

@@ -31,18 +31,21 @@ class CorrelatedNoise:
     r"""The noise (C⁻¹z)[step] of a mechanism, added to gradients in place.
 
     Row i is Σ_t c_t·z[i - t] for the coefficients c of C⁻¹, where z is the ``NoiseStream`` of the
-    key. ``scheme`` says what is kept between steps: nothing for a banded C⁻¹ unless ``memory``
-    allows it, the recursion's state for any other.
+    key. ``scheme`` says what is stored between steps: for a banded C⁻¹ nothing, unless ``memory``
+    allows it; for any other C⁻¹ the state of its recursion.
 
-    Guarantees: the rows of one mechanism, key, stream and number of rounds are the same for every
-    scheme, every sharding and every restart, bit for bit on one machine where the scheme is the
-    same; against exact arithmetic the error is a few float32 units. All arguments are validated
-    before anything is changed.
+    Guarantees: mechanism, key, stream and number of rounds determine the rows, for every scheme,
+    every sharding and every restart. With the same scheme on the same machine they are equal bit
+    for bit; otherwise they differ from exact arithmetic by a few float32 units. All arguments are
+    validated before anything is changed.
+
+    Cost of a step, for each parameter: p draws for a banded C⁻¹ without state, fewer with state
+    (``scheme.draws_per_step``), and one draw for a recursion.
 
     Args:
         mechanism: any of ``corrnoise.mechanisms``.
-        key: the secret; from the operating system if not given. Save it (``key.save``) if the run
-            may have to resume.
+        key: the secret; by default a fresh one from the operating system. Save it (``key.save``) if
+            the run may have to resume.
         stream: an id below 2^32, to use one key for several parameter vectors.
         memory: how many model-sized float32 vectors may be stored to save time; the fastest scheme
             that fits is taken. A recursion needs its own state whatever ``memory`` says.
@@ -111,8 +114,9 @@ class CorrelatedNoise:
             step: in [0, num_steps). A recursion takes the steps in order; to start at another
                 step, load a state or call ``seek``.
             scale: the standard deviation of z: noise multiplier times clip norm.
-            offsets: where each tensor begins in the flat parameter vector; one after the other by
-                default. A rank that holds a shard passes its offsets and gets its slice of noise.
+            offsets: where each tensor begins in the flat parameter vector; by default each begins
+                where the one before it ends. A rank that holds a shard passes the shard's offsets
+                and gets its slice of the noise.
         """
         step = self._check_step(step)
         scale = check_scale(scale)
@@ -134,7 +138,7 @@ class CorrelatedNoise:
             self._add_recursion(targets, step, scale)
 
     def row(self, step: int, start: int, stop: int) -> Normals:
-        """The slice (C⁻¹z)[step, start:stop], without stored state, by the NumPy reference.
+        """The slice (C⁻¹z)[step, start:stop], by the NumPy reference and without stored state.
 
         It costs p draws for a banded C⁻¹ and step + 1 draws for any other.
         """
@@ -145,7 +149,8 @@ class CorrelatedNoise:
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         """All n rows of the slice at once, shape (n, stop - start), in float64 by FFT.
 
-        For research on few parameters: 8·n·(stop - start) bytes and O(n log n) for each index.
+        It is for research on few parameters: it takes 8·n·(stop - start) bytes, and O(n log n) time
+        for each index.
         """
         start, stop = check_slice(start, stop)
         z = np.stack(
@@ -157,18 +162,19 @@ class CorrelatedNoise:
         """Make ``step`` the next step of a recursion, without a saved state.
 
         The next ``add_`` replays the steps before it, at ``step`` draws for each index. The other
-        schemes take any step at any time: it costs p draws to regenerate, s more than at other
-        steps for a ring of s vectors, and at most p + m - 1 for lookahead.
+        schemes need no call, as they take any step at any time. For each index a jump costs p draws
+        with "regenerate", s draws more than other steps with a ring of s vectors, and at most
+        p + m - 1 draws with lookahead.
         """
         self._forget(self._check_step(step))
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the key: plain values, and a recursion's state.
+        """What a checkpoint needs besides the key: plain values, and the state of a recursion.
 
-        It holds the fingerprint of the key, never the key. The state of a recursion is made of past
-        noise and is encrypted under the key (``noise.sealing``): without the key it tells nothing.
-        ``state`` is a torch tensor for torch gradients, else an array; ``None`` where nothing has
-        to be kept.
+        It has the fingerprint of the key, never the key. The state of a recursion contains past
+        noise, so it is encrypted under the key (``noise.sealing``): without the key it reveals
+        nothing. ``state`` is a torch tensor for torch gradients and otherwise an array; it is
+        ``None`` if there is no state.
         """
         if self.scheme.kind != "recursion":
             return {**self._identity(), "next_step": None, "layout": [], "state": None}

@@ -1,13 +1,14 @@
-"""Correlated noise whose release is rounded exactly, whatever the arithmetic of the machine.
+"""Correlated noise with exactly rounded releases, which do not depend on the machine's arithmetic.
 
 The release of step t is the multiple of a public grid γ nearest to the real number
 
     G + scale·(C⁻¹z)[t],        z the real normals of ``generator.reals``,
 
-as if it had been computed with all of its infinitely many bits. So it is a function of the
-continuous mechanism that the accountants analyse, and has its privacy. Float64 decides nearly all
-entries, with an error bound beside it; an entry whose interval contains a boundary between two
-multiples is computed again in arbitrary precision. ``docs/proofs/floating-point.md`` has the proof.
+as if that had been computed with all of its infinitely many bits. So the release is a function of
+the output of the continuous mechanism that the accountants analyse, and has its privacy. Nearly all
+entries are computed in float64 with an error bound. An entry whose error interval contains a
+boundary between two multiples is computed again in arbitrary precision.
+``docs/proofs/floating-point.md`` has the proof.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ from corrnoise.noise.generator.key import Key
 from corrnoise.noise.generator.reals import INDICES, Reals
 from corrnoise.noise.generator.stream import LARGEST_WORD, NoiseStream, tiles
 
-GRID_BITS = 8  # γ is a power of two, below 2^-8 of the scale or equal to it
+GRID_BITS = 8  # γ is the largest power of two that is at most 2^-8 of the scale
 
-_TILE = 1 << 14  # indices at a time: the arrays of a thread stay in cache
+_TILE = 1 << 14  # indices at once: the arrays of a thread stay in cache
 _SHARE = 1 << 18  # the fewest indices for a thread
 _SMALLEST_SCALE = 2.0**-100
-_MOST_LEVELS = 1 << 10  # an entry that these leave undecided has probability 2^-60000
+_MOST_LEVELS = 1 << 10  # an entry needs more with probability 2^-60000
 
 
 @dataclass(frozen=True)
 class Release:
-    """What the entries of a step are rounded from, and to.
+    """The noise of one step and the grid that its entries are rounded to.
 
     Attributes:
         step: t.
-        weights: of z_{t - p + 1}, …, z_t: row t of C⁻¹.
+        weights: the weights of z_{t - p + 1}, …, z_t: row t of C⁻¹.
         scale: the standard deviation of z.
     """
 
@@ -57,12 +58,12 @@ class Release:
 
     @property
     def grid(self) -> float:
-        """The power of two γ."""
+        """The grid γ, a power of two."""
         return math.ldexp(1.0, math.frexp(self.scale)[1] - 1 - GRID_BITS)
 
     @property
     def ratio(self) -> float:
-        """The scale over γ, exactly: in [2^8, 2^9)."""
+        """The scale over γ, exact, in [2^8, 2^9)."""
         return self.scale / self.grid
 
     @property
@@ -72,10 +73,10 @@ class Release:
 
     @property
     def room(self) -> float:
-        """How near to a multiple of γ an entry must be to be decided by float64, in units of γ.
+        """The largest distance to a multiple of γ at which float64 decides an entry, in units of γ.
 
-        Half a unit, less the error of the noise. The rounding of the entry itself, a relative
-        2^-52, is left to the caller.
+        It is half a unit minus the error bound of the noise. The caller must account for the
+        rounding of the entry itself, a relative 2^-52.
         """
         return 0.5 - self.ratio * reals.sum_error(self.weights) * (1.0 + 2.0**-40) - 2.0**-50
 
@@ -83,19 +84,20 @@ class Release:
 class ExactNoise:
     r"""The release of gradients with the noise (C⁻¹z)[step], rounded exactly to a public grid.
 
-    It stands where ``CorrelatedNoise`` does, for a C⁻¹ of p bands. Nothing is kept between steps:
-    the p normals of an entry are regenerated.
+    It replaces ``CorrelatedNoise`` for a C⁻¹ of p bands. Nothing is stored between steps: the p
+    normals of an entry are regenerated.
 
-    Guarantees: every release is the multiple of γ nearest to G + scale·(C⁻¹z)[step] as a real
-    number, if the library functions of NumPy or torch are as accurate as ``generator.reals`` says.
-    So it is the same in every bit on every device, for every tiling and after every restart.
+    Guarantees: every release is the multiple of γ nearest to the real number
+    G + scale·(C⁻¹z)[step], if the library functions of NumPy or torch are as accurate as
+    ``generator.reals`` assumes. So every bit is the same on every device, for every tiling and
+    after every restart.
 
     Args:
-        mechanism: with a banded C⁻¹, and its coefficients in float32.
+        mechanism: a mechanism with a banded C⁻¹ and float32 coefficients.
         key: the secret; from the operating system if not given.
         stream: an id below 2^32.
         rounds: the number of ChaCha rounds.
-        threads: for gradients in main memory; all processors by default.
+        threads: the number of threads for gradients in main memory; all processors by default.
 
     >>> import corrnoise as cn
     >>> mechanism = cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4).in_float32()
@@ -123,7 +125,7 @@ class ExactNoise:
         checks.integer("num_steps", mechanism.num_steps, 1, LARGEST_WORD, "steps are 32-bit")
         key = Key.generate() if key is None else key
         self._stream = NoiseStream(key, stream, rounds, purpose=reals.purpose(0))
-        self._words: dict[str, Any] = {}  # the stream on each torch device that was used
+        self._words: dict[str, Any] = {}  # the keystream on each torch device in use
         self._filter = Filter.of(mechanism)
         last = mechanism.num_steps - 1
         if not np.array_equal(self._filter.weights(last), mechanism.noising_row(last)):
@@ -148,8 +150,7 @@ class ExactNoise:
         """Replace every G by the multiple of γ nearest to G + scale·(C⁻¹z)[step], in place.
 
         Args:
-            grads: float64 tensors on one CPU or CUDA device, or float64 arrays; contiguous. Each
-                entry is taken as the real number that it is.
+            grads: contiguous float64 tensors on one CPU or CUDA device, or float64 arrays.
             step: in [0, num_steps).
             scale: the standard deviation of z: noise multiplier times clip norm.
             offsets: where each tensor begins in the flat parameter vector.
@@ -163,7 +164,7 @@ class ExactNoise:
             self._round(arrays, layout, release)
 
     def round_tensors(self, tensors: Sequence[Any], layout: Layout, release: Release) -> None:
-        """Round flat tensors by torch, on the device where they are; nothing is checked."""
+        """Round flat tensors with torch on their device, without argument validation."""
         from corrnoise.noise.backends import torch_exact
 
         device = tensors[0].device
@@ -178,7 +179,7 @@ class ExactNoise:
         )
 
     def release(self, step: int, scale: float) -> Release:
-        """What the entries of a step are rounded from, and to."""
+        """The noise of a step and its grid."""
         n = self.num_steps
         step = checks.integer("step", step, 0, n - 1, f"the mechanism is planned for {n} steps")
         scale = check_scale(scale)
@@ -190,12 +191,12 @@ class ExactNoise:
         return Release(step, tuple(float(w) for w in self._filter.weights(step)), scale)
 
     def nearest(self, value: float, index: int, release: Release) -> int:
-        """The release of one entry, in units of γ, in arbitrary precision from as many bits.
+        """The release of one entry in units of γ, computed in arbitrary precision.
 
         Args:
-            value: G.
-            index: in the flat parameter vector.
-            release: of which step.
+            value: G of the entry.
+            index: its index in the flat parameter vector.
+            release: the noise of the step.
         """
         if not math.isfinite(value):
             raise ValueError("grads must be finite, got NaN or infinity: nothing is to be released")
@@ -213,17 +214,17 @@ class ExactNoise:
         raise ArithmeticError("no number of bits decides this entry, which has probability 0")
 
     def seek(self, step: int) -> None:
-        """Nothing is kept, so every step may be the next one."""
+        """Do nothing: no state is stored, so every step may be the next one."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the key: which noise this is."""
+        """What a checkpoint needs besides the key: values that identify this noise."""
         return {**self._identity(), "next_step": None, "layout": [], "state": None}
 
     def load_state_dict(self, data: Mapping[str, Any]) -> None:
         """Check that the state belongs to this noise.
 
         Raises:
-            ValueError: it is of another key, stream, mechanism or number of rounds.
+            ValueError: it belongs to another key, stream, mechanism or number of rounds.
         """
         _state.check_identity(data, self._identity())
 
@@ -239,7 +240,7 @@ class ExactNoise:
     def _enclosed(
         self, index: int, release: Release, levels: int
     ) -> tuple[Fraction, Fraction] | None:
-        """Σ w·z of an index: a number and the radius around it, exact as fractions."""
+        """Σ w·z of an index: a number and the radius of the error around it, as exact fractions."""
         middle = radius = Fraction(0)
         for t, weight in enumerate(release.weights):
             u, theta = reals.digits(
@@ -283,7 +284,7 @@ class ExactNoise:
         blocks = -(-(low + values.size - first) // INDICES)
         words = np.empty(16 * blocks, dtype=np.uint32)
         total, z = np.zeros((INDICES, blocks)), np.empty((INDICES, blocks))
-        with np.errstate(invalid="ignore"):  # NaN marks what is undecided
+        with np.errstate(invalid="ignore"):  # NaN marks undecided entries
             for t, weight in enumerate(release.weights):
                 keystream.fill(
                     words,

@@ -1,9 +1,9 @@
 """Encryption of the noise that a recursion keeps, for checkpoints.
 
-The state of a recursion is made of past noise: whoever reads it can subtract that noise from what
+The state of a recursion contains past noise: anyone who reads it can subtract that noise from what
 was released. In a checkpoint it is encrypted with ChaCha20-Poly1305 (RFC 8439) under a subkey of
-the run's key, and bound to the run, so that a checkpoint without the key tells nothing about the
-noise, and the state of another run or step is not accepted.
+the run's key, and bound to the run and the step. So a checkpoint reveals nothing about the noise
+without the key, and the state of another run or step is not accepted.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from corrnoise import _extras
 Bytes = npt.NDArray[np.uint8]
 
 _NONCE, _TAG = 12, 16
-_PIECE = 1 << 26  # bytes that are encrypted at a time; the cipher takes less than 2^31
+_PIECE = 1 << 26  # bytes that are encrypted at once; the cipher takes less than 2^31
 
 
 def seal(vectors: npt.NDArray[np.float32], key: bytes, header: Mapping[str, Any]) -> Bytes:
-    """Encrypt float32 vectors; ``header`` is what they are bound to."""
+    """Encrypt float32 vectors and bind them to ``header``, which is authenticated with them."""
     data = np.ascontiguousarray(vectors, dtype="<f4").reshape(-1).view(np.uint8)
     cipher, nonce = _cipher(key), secrets.token_bytes(_NONCE)
     parts = [np.frombuffer(nonce, np.uint8)]
@@ -42,7 +42,7 @@ def unseal(
     """The inverse of ``seal``.
 
     Raises:
-        ValueError: it was changed, or sealed under another key or header.
+        ValueError: the data was changed, or sealed under another key or header.
     """
     size = 4 * shape[0] * shape[1]
     pieces = max(1, -(-size // _PIECE))
@@ -69,7 +69,7 @@ def _cipher(key: bytes) -> Any:
 
 
 def _counted(nonce: bytes, number: int) -> bytes:
-    """A nonce for each piece: the random one with its last four bytes counted on."""
+    """The nonce of a piece: the random nonce, its last four bytes increased by ``number``."""
     last = (int.from_bytes(nonce[8:], "little") + number) % 2**32
     return nonce[:8] + last.to_bytes(4, "little")
 

@@ -21,7 +21,7 @@ from corrnoise.noise.generator.stream import NoiseStream
 
 @dataclass(frozen=True, eq=False)
 class Restored:
-    """A recursion's state: the next step, and the vectors with their layout if they were saved."""
+    """The state of a recursion: the next step, and the saved vectors with their layout, if any."""
 
     step: int
     layout: Layout
@@ -41,7 +41,7 @@ def identity(stream: NoiseStream, spec: Filter) -> dict[str, Any]:
 
 
 def check_identity(data: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Raise unless the state belongs to this run."""
+    """Raise unless the saved identity is the expected one, so that the state is of this noise."""
     for name, value in expected.items():
         if data.get(name) != value:
             raise ValueError(
@@ -51,7 +51,7 @@ def check_identity(data: Mapping[str, Any], expected: Mapping[str, Any]) -> None
 
 
 def restore(data: Mapping[str, Any], scheme: Scheme, num_steps: int, key: Key) -> Restored:
-    """Check a recursion's state and decrypt it."""
+    """Validate the state of a recursion and decrypt it."""
     step = checks.integer("next_step", data["next_step"], 0, num_steps)
     layout = tuple((int(offset), int(size)) for offset, size in data["layout"])
     sealed = data["state"]

@@ -1,1 +1,1 @@
-"""Where noise is added: NumPy arrays and torch tensors in main memory, and CUDA tensors."""
+"""Backends that add noise: to NumPy arrays and torch tensors in main memory, and on CUDA."""

@@ -1,7 +1,7 @@
 """Correlated noise on the CPU: tiles that stay in cache, distributed over threads.
 
-OpenSSL and NumPy release the interpreter's lock, so threads run in parallel. Each one needs a
-``Workspace`` and one tile per row that it computes; no temporary array grows with the model.
+OpenSSL and NumPy release the interpreter's lock, so threads run in parallel. Each thread needs a
+``Workspace`` and one tile per row that it computes. No temporary array grows with the model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Room:
         self.rows = [np.empty(size, dtype=np.float32) for _ in range(rows)]
 
 
-# The fewest elements for a thread: starting one costs about as much as 2^17 draws.
+# The fewest elements per thread: starting a thread costs about as much as 2^17 draws.
 _SHARE = 1 << 18
 
 
@@ -70,7 +70,7 @@ class CpuBackend:
     def add_weighted(
         self, targets: Sequence[Target], layout: Layout, step: int, weights: Normals, scale: float
     ) -> None:
-        """Add scale·Σ_t weights[t]·z_{step-len+1+t}: every z is regenerated, nothing is kept."""
+        """Add scale·Σ_t weights[t]·z_{step-len+1+t}: every z is regenerated, none is stored."""
 
         def work(room: Room, k: int, low: int, high: int) -> None:
             noise = self._weighted(room, step, weights, low, high)
@@ -79,7 +79,7 @@ class CpuBackend:
         self._run(layout, work, 1)
 
     def row(self, step: int, weights: Normals, start: int, stop: int) -> Normals:
-        """The noise of a slice: the reference for every other way to compute it."""
+        """The noise of a slice, as the reference for all other methods."""
         result = np.empty(stop - start, dtype=np.float32)
         room = Room(1, room_size(stop - start))
         for low, high in tiles(start, stop):
@@ -161,9 +161,9 @@ class CpuBackend:
     ) -> None:
         """Run z_step through the sections, advance the state, and add the output.
 
-        Section values of step i are in slot i mod s of the section's s state vectors. Without
-        targets only the state advances. ``older`` is for a single section, a ring of s past z: it
-        has the weights of the z before those, oldest first, which are regenerated.
+        A section's value of step i is in slot i mod s of its s state vectors. Without targets only
+        the state advances. ``older`` is for a single section that is a ring of s past z. It has the
+        weights of the z before those, oldest first; these z are regenerated.
         """
         starts = local_starts(layout)
         begun = older is not None and older.size > 0
@@ -262,7 +262,7 @@ def _section(
 ) -> None:
     """Run one section on x: y gets the output, and w replaces the oldest slot of the past.
 
-    Where the output has ``begun``, it is added to the value of y.
+    If the output has ``begun``, y has a value already, and the output is added to it.
     """
     s = section.num_past
 
@@ -274,7 +274,7 @@ def _section(
                 np.add(out, product, out=out)
             begun = True
 
-        for t, coef in enumerate(coefs):  # w_{step-s} is in the slot that w_step will take
+        for t, coef in enumerate(coefs):  # w_{step-s} is in the slot that w_step will overwrite
             add(past[(step + t) % s], coef)
         add(x, np.float32(lead))
 

@@ -1,4 +1,4 @@
-"""Validation of gradients: which backend they need, and whether it can add noise to all of them."""
+"""Validation of gradients: the backend that they need, and whether it can add noise to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from corrnoise.noise.generator.stream import LARGEST_INDEX
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Gradients that passed every check, before any of them is changed.
+    """Validated gradients: every check passes before any of them is changed.
 
     Attributes:
         device: "numpy", "cpu" (torch in main memory) or a CUDA device such as "cuda:0".
@@ -41,8 +41,8 @@ def check_targets(grads: object, offsets: object = None) -> Targets:
     """Check a list of NumPy arrays or torch tensors and their places in the parameter vector.
 
     Raises:
-        ValueError: an empty list, mixed devices, a dtype other than the floating ones that the
-            backend adds to, memory that is not contiguous, an array given twice, bad offsets.
+        ValueError: the list is empty or has mixed devices, or a gradient has an unsupported dtype,
+            memory that is not contiguous, a duplicate in the list or a wrong offset.
     """
     if not isinstance(grads, (list, tuple)) or not grads:
         got = "an empty list" if isinstance(grads, (list, tuple)) else type(grads).__name__
@@ -75,7 +75,7 @@ def check_targets(grads: object, offsets: object = None) -> Targets:
 def check_wide_targets(grads: object) -> tuple[list[Any], str]:
     """Flat views of float64 gradients, and their device: "numpy", "cpu" or a CUDA device.
 
-    Those of the CPU are arrays, those of CUDA tensors.
+    On the CPU the views are NumPy arrays, on CUDA they are tensors.
 
     Raises:
         ValueError: as ``check_targets``.
@@ -124,7 +124,7 @@ def check_scale(scale: object) -> float:
 
 
 def check_layout(sizes: Sequence[int], offsets: object) -> Layout:
-    """Flat offset and size of each gradient, or raise where they are not apart."""
+    """Flat offset and size of each gradient; raises if they overlap."""
     if offsets is None:
         starts, total = list[int](), 0
         for size in sizes:

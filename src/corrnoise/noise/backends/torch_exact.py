@@ -1,9 +1,9 @@
 """Exact releases on a torch device, in plain torch operations: the counterpart of ``exact._tile``.
 
 The words of ChaCha come from the noise kernel, or are computed in int32, whose additions wrap
-around; both are equal bit for bit to those of ``chacha``. The normals may differ in their last bits
-from NumPy's, and the releases may not: both round the same real numbers. What float64 leaves
-undecided comes to the CPU.
+around. Both are equal bit for bit to those of ``chacha``. The normals may differ from NumPy's in
+their last bits, but the releases are the same, as both round the same real numbers. Entries that
+float64 cannot decide are computed on the CPU.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from corrnoise.noise.generator.normals import GROUP_BLOCKS
 from corrnoise.noise.generator.reals import HALF_TURN, INDICES, LEVEL_BITS, OPEN_BITS
 from corrnoise.noise.generator.stream import LARGEST_INDEX, NoiseStream, tiles
 
-# From G and an index of the flat vector to the release in units of the grid.
+# A function from G and an index of the flat vector to the release in units of the grid.
 Nearest = Callable[[float, int], int]
 
 _SIGMA = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
-_TILE = 1 << 22  # indices at a time: some 300 MiB on the device
+_TILE = 1 << 22  # indices at once; they take about 300 MiB on the device
 _OPEN = 1 << (32 - OPEN_BITS)
 
 
@@ -78,7 +78,7 @@ class Words:
 
 
 def approximate(found: Tensor) -> Tensor:
-    """The normals of whole blocks, or NaN where level 0 says too little, as ``reals.approximate``.
+    """The normals of whole blocks, or NaN where level 0 has too few bits (``reals.approximate``).
 
     Args:
         found: words of level 0, (16, blocks).
@@ -90,7 +90,7 @@ def approximate(found: Tensor) -> Tensor:
     bits = high << 32 | low  # as signed numbers
     whole = bits[:4].double()
     u = torch.where(bits[:4] < 0, whole + 2.0**LEVEL_BITS, whole).mul_(2.0**-LEVEL_BITS)
-    ends = high[:4]  # signed: both ends of [0, 1) lie around 0
+    ends = high[:4]  # signed: both ends of [0, 1) are near 0
     u.masked_fill_((ends >= -_OPEN) & (ends < _OPEN), torch.nan)
     radius = u.log_().mul_(-2.0).sqrt_()
     sin = bits[4:].double().mul_(HALF_TURN).tan_()
@@ -107,9 +107,9 @@ def round_(
     Args:
         tensors: flat, float64, on the device of the words.
         layout: flat offset and size of each.
-        release: what they are rounded from, and to.
+        release: the step, weights and scale of the noise, and the grid.
         words: the keystream of level 0.
-        nearest: decides what float64 does not.
+        nearest: computes the entries that float64 cannot decide.
     """
     for whole, (offset, size) in zip(tensors, layout, strict=True):
         for low, high in tiles(offset, offset + size, _TILE):
@@ -133,7 +133,7 @@ def round_(
 
 
 def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> None:
-    """Four of them at once, in place."""
+    """Four ChaCha quarter rounds at once, in place."""
     for left, (x, y, z) in zip((16, 12, 8, 7), ((a, b, d), (c, d, b)) * 2, strict=True):
         x.add_(y)
         z.bitwise_xor_(x)

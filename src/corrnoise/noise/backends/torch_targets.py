@@ -25,7 +25,7 @@ class NarrowTarget:
 
     def add(self, start: int, stop: int, noise: Normals) -> None:
         """Add ``noise`` to the elements [start, stop)."""
-        # In pieces that are too small for torch to use threads of its own.
+        # In pieces so small that torch uses no threads of its own.
         for low in range(start, stop, _PIECE):
             part = self._tensor[low : min(low + _PIECE, stop)]
             here = torch.from_numpy(noise[low - start : low - start + _PIECE])

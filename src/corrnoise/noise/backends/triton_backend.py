@@ -1,11 +1,11 @@
 # pyright: basic
 """Correlated noise on a CUDA device: tables of tensors for the kernels of ``triton_programs``.
 
-A list of tensors of one dtype takes one launch, whatever its length: each program looks up its
-tensor, so the launch cost does not grow with the number of tensors. The map from programs to
-tensors depends only on sizes and offsets and is kept; addresses are sent again when they change.
-The kept data belongs to one CUDA stream: its copies and kernels run in order, so that no kernel
-reads a table before it has arrived, or after it has been overwritten.
+A list of tensors of one dtype takes one launch: each program looks up its tensor, so the launch
+cost does not grow with the number of tensors. The map from programs to tensors depends only on
+sizes and offsets and is cached; addresses are sent again when they change. The cached data belongs
+to one CUDA stream. Its copies and kernels run in order, so that no kernel reads a table before it
+has arrived or after it has been overwritten.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TYPES = {
     torch.int32: tl.uint32,
 }
 _NEAR = 1 << 36  # below this index state word 13 is 0
-_KEPT = 16  # tables and coefficients kept on the device
+_KEPT = 16  # how many tables and coefficient vectors are cached on the device
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Tuning:
     """How the kernels are laid out; every choice gives the same words.
 
     Attributes:
-        block: ChaCha blocks of one program, a power of 2 of at least 32. With 32, one warp meets
-            the tail alone, and no threads wait for others.
+        block: ChaCha blocks of one program, a power of 2 of at least 32. With 32, a program is one
+            warp, so that no other warp waits when one meets the tail.
         num_warps: warps of one program; block / (32·num_warps) blocks for each thread.
         fast: whether logarithm, root, sine and cosine use the special-function unit.
-        registers: the most registers of a thread in ``add_weighted``, for each block of the thread,
-            or None for the compiler's choice. With 56, a multiprocessor of an H200 runs 36 warps;
-            what the refined pass needs beyond them, which is rare, goes to memory. The slow
-            functions have no limit.
+        registers: the largest number of registers of a thread in ``add_weighted`` per block of the
+            thread; ``None`` for the compiler's choice. With 56, a multiprocessor of an H200 runs 36
+            warps. The rare refined pass needs more and spills them to memory. The slow functions
+            have no limit.
     """
 
     block: int = 32
@@ -255,7 +255,7 @@ class TritonBackend:
         )
 
     def _constant(self, array: np.ndarray) -> torch.Tensor:
-        """The array on the device; the most recent arrays are kept."""
+        """The array on the device; the most recent arrays are cached."""
         name = (array.tobytes(), array.dtype.char, self._queue())
         if name not in self._constants:
             self._constants[name] = self._send(np.array(array).reshape(-1))
@@ -265,7 +265,7 @@ class TritonBackend:
         return self._constants[name]
 
     def _queue(self) -> int:
-        """The CUDA stream that the work goes to."""
+        """The CUDA stream that kernels are launched on."""
         on_cuda = self._device.type == "cuda"
         return torch.cuda.current_stream(self._device).cuda_stream if on_cuda else 0
 

@@ -2,23 +2,24 @@
 # ruff: noqa: D103, RUF005
 """The noise kernels in Triton: every word of a ChaCha block stays in the registers of one thread.
 
-A program owns ``BLOCK`` ChaCha blocks, that is 16·BLOCK indices, one block per lane. The index map
-of ``normals`` gives 32 neighbouring indices to 32 neighbouring lanes, so the gradient is read and
-written in whole lines, once, with no exchange between threads. Words and normals are passed as
-tuples of 16 tensors. ``chacha.py`` and ``normals.py`` are the specification: the words must be
-equal bit for bit, the normals to a few units of the last place.
+A program computes ``BLOCK`` ChaCha blocks, that is 16·BLOCK indices, one block per lane. The index
+map of ``normals`` gives 32 neighbouring indices to 32 neighbouring lanes. So the gradient is read
+and written once, in whole cache lines, with no exchange between threads.
+
+Words and normals are passed as tuples of 16 tensors. ``chacha.py`` and ``normals.py`` are the
+specification: the words must be equal bit for bit, the normals to a few units of the last place.
 
 Rotations and exclusive ors use the integer pipe, which is the bottleneck: ChaCha20 takes 40 of its
-operations per index. An integer is read as a tiny float and not converted. Three of the four
-columns of the first round are the same for all indices and run on the uniform datapath; the fourth
-does not depend on the step and is hoisted out of the loop over steps. The compiler unrolls all
-rounds of the first pass, as long as a double round is a function of its own, and none of those of
-the rare second pass.
+operations per index. An integer is not converted to a float; its bits are read as a tiny float.
+Three of the four columns of the first round are the same for all indices and run on the uniform
+datapath. The fourth does not depend on the step and is hoisted out of the loop over steps. The
+compiler unrolls all rounds of the first pass, as long as a double round is a function of its own,
+and no rounds of the rare second pass.
 
-Variants that were measured on an H200, for four draws, and rejected (``benchmarks/noise-h200.md``):
-products in place of additions, shifts and masks relieve the integer pipe and still cost 1 % for one
-kind, 9 % for all; a loop over the rounds costs 4 %; one term less in the polynomial saves 0.2 %,
-and the error is 1.6 times as large.
+These variants were measured on an H200, for four draws, and rejected
+(``benchmarks/noise-h200.md``). Replacing additions, shifts and masks by products relieves the
+integer pipe but costs 1 % for one of these kinds of operations and 9 % for all. A loop over the
+rounds costs 4 %. One term less in the polynomial saves 0.2 %, and the error is 1.6 times as large.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ import triton.language as tl
 
 from corrnoise.noise.generator import normals as normals_definition
 
-# A tensor's row in the table: address, flat offset, size, tile of program 0 (as if the tensor had
-# one for every program of the launch), first state element.
+# A tensor's row in the table has its address, flat offset, size, the tile of program 0 (as if every
+# program of the launch had a tile in this tensor), and its first state element.
 TABLE_COLUMNS = tl.constexpr(5)
-# A pair with a radius word below this takes 64 more bits of u from a second block.
+# A pair whose radius word is below this takes 64 more bits of u from a second block.
 TAIL = tl.constexpr(normals_definition.TAIL)
 
 
@@ -138,7 +139,7 @@ def fraction(second, J: tl.constexpr):
 
 @triton.jit
 def refine(f, fraction):
-    """Replace f in the tail, where it is (N + 1/2)/2^40, exactly, by (N + v)/2^40."""
+    """Replace f by (N + v)/2^40 in the tail, where f is exactly (N + 1/2)/2^40."""
     tail = (f >= 0.0) & (f < TAIL * 2.0**-32)
     return tl.where(tail, (f - 4.547473508864641e-13) + fraction, f)  # 2^-41
 
@@ -148,9 +149,9 @@ def normal_pair(f, angle_word, weight, FAST: tl.constexpr):
     """Box-Muller on one pair, in float32, times weight·(-√½).
 
     FAST uses the special-function unit. The factor saves products: -ln u is easier to compute than
-    -2 ln u, and θ - π, a signed angle, is more accurate than θ. Where f is u - 1, -ln(1 + f) is f
-    times a polynomial, with a relative error of 2.4e-7, since lg2.approx has an absolute error
-    near 1.
+    -2 ln u, and the signed angle θ - π is more accurate than θ. If f is u - 1, -ln(1 + f) is
+    computed as f times a polynomial, with a relative error of 2.4e-7, because lg2.approx has an
+    absolute error near 1.
     """
     angle = (angle_word >> 8).to(tl.float32, bitcast=True)
     p = f * 1.15861402865116 + 1.0360389862196113
@@ -248,7 +249,7 @@ def axpy(c, x, y):
 
 @triton.jit
 def plus16(x, y):
-    """The sum of tuples of 16; a product in x and the sum become one multiply-add."""
+    """The sum of tuples of 16; the compiler fuses it with a product in x."""
     return axpy(1.0, x, y)
 
 
@@ -270,8 +271,7 @@ def load_key(k0, k1, k2, k3, k4, k5, k6, k7):
 def locate(table, owners, BLOCK: tl.constexpr, FAR: tl.constexpr):
     """The program's tile: its tensor's row, first index relative to the tensor, size and blocks.
 
-    ``FAR`` is set where an index may reach 2^36, so that the high half of the block number is not
-    always 0.
+    ``FAR`` is set if an index may reach 2^36, where the high half of the block number is not 0.
     """
     program = tl.program_id(0)
     row = table + tl.load(owners + program).to(tl.int64) * TABLE_COLUMNS
@@ -291,7 +291,7 @@ def is_whole(start, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def edges(start, size, BLOCK: tl.constexpr):
-    """The tile's positions [low, high) lie in the tensor."""
+    """The range [low, high) of the tile's positions that lie in the tensor."""
     low = tl.maximum(-start, 0).to(tl.int32)
     high = tl.minimum(size - start, 16 * BLOCK).to(tl.int32)
     return low, high
@@ -299,14 +299,14 @@ def edges(start, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def positions(BLOCK: tl.constexpr):
-    """The position of word 0 of each lane's block in the tile; word j is 32·j further on."""
+    """The position of word 0 of each lane's block in the tile; word j is 32·j positions later."""
     lane = tl.arange(0, BLOCK)
     return (lane // 32) * 512 + lane % 32
 
 
 @triton.jit
 def load16(pointer, start, size, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """Values at the positions of a tile, in float32; outside of the tensor they are 0."""
+    """Load the values at the positions of a tile, in float32; outside the tensor they are 0."""
     at = positions(BLOCK)
     low, high = edges(start, size, BLOCK)
     values = ()
@@ -335,7 +335,7 @@ def store16(pointer, values, start, size, BLOCK: tl.constexpr, WHOLE: tl.constex
 
 @triton.jit
 def add16(pointer, noise, start, size, BLOCK: tl.constexpr):
-    """Add to the gradient; only tiles at the edge of a tensor use masks."""
+    """Add noise to the gradient; only tiles at the edge of a tensor use masks."""
     if is_whole(start, size, BLOCK):
         sum16 = axpy(1.0, noise, load16(pointer, start, size, BLOCK, True))
         store16(pointer, sum16, start, size, BLOCK, True)

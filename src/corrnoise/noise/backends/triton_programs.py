@@ -2,14 +2,14 @@
 # ruff: noqa: RUF005
 """The kernels that ``triton_backend`` launches; one program is one tile of one tensor.
 
-A kernel that draws does so in passes. The first pass computes one block for each draw. Where a pair
-is in the tail, which happens to one program in 16,000 for each draw, the pass writes nothing
-and says so, and a refined pass computes everything again with second blocks. Second blocks in
-every draw would cost twice the time.
+Kernels that draw normals work in passes. The first pass computes one block for each draw. If a pair
+is in the tail, which happens in one program of 16,000 for each draw, the pass writes nothing and
+returns true, and a refined pass computes everything again with second blocks. Computing second
+blocks in every draw would double the time.
 
-Both passes are one function. The refined one is called instead of inlined: it keeps 8 more numbers
+Both passes are one function. The refined pass is called instead of inlined. It keeps 8 more numbers
 for each lane, and its registers and addresses would otherwise slow down the first pass, which needs
-as many as a kernel without a tail. ``benchmarks/noise_registers.py`` counts them.
+only as many as a kernel without a tail. ``benchmarks/noise_registers.py`` counts them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from corrnoise.noise.backends.triton_kernel import (
     zeros16,
 )
 
-# Values that change from call to call, and the key: the code is not specialised for any of them.
+# Values that change between calls, and the key: the compiler must not specialise on them.
 OPEN = [*(f"k{i}" for i in range(8)), "step", "stream_id", "count", "scale"]
 
 
@@ -54,7 +54,8 @@ def draw(
 ):  # fmt: skip
     """The 16 normals of each lane at a step, times a weight, and the least radius word so far.
 
-    The second block is computed first, since 8 numbers of it are kept, and 16 of the other.
+    The second block is computed first: only 8 numbers of it are kept in registers, but 16 of the
+    first block.
     """
     if REFINED:
         high_bit = tl.full((), 0x80000000, tl.uint32)
@@ -83,7 +84,7 @@ def in_tail(least, REFINED: tl.constexpr):
 
 
 def called(function):
-    """The same function, called where it is used and not inlined."""
+    """The same function, which the compiler must call and not inline."""
     return triton.jit(noinline=True)(function.fn)
 
 
@@ -106,12 +107,12 @@ def weigh(
     DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
 ):  # fmt: skip
-    """One pass of ``add_weighted``; whether it met the tail and wrote nothing."""
+    """One pass of ``add_weighted``; returns whether it met the tail and wrote nothing."""
     row, start, size, counter, word13 = locate(table, owners, BLOCK, FAR)
-    # Volatile, since the compiler would put off a load that only the end of the pass needs.
+    # Volatile, as the compiler would otherwise delay this load to the end of the pass.
     pointer = tl.load(row, volatile=True).to(tl.pointer_type(DTYPE)) + start
     noise, least = zeros16(BLOCK), none_yet(BLOCK)
-    tl.assume(count > 0)  # otherwise the sums are set to 0 twice
+    tl.assume(count > 0)  # without this the compiler sets the sums to 0 twice
     for _ in range(count):
         weight = tl.load(weights) * scale
         z, least = draw(weight, source, counter, word13, step, least, ROUNDS, FAST, REFINED)
@@ -146,7 +147,7 @@ def look_ahead(
     ROWS: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
 ):  # fmt: skip
-    """One pass of ``add_lookahead``; whether it met the tail and wrote nothing."""
+    """One pass of ``add_lookahead``; returns whether it met the tail and wrote nothing."""
     row, start, size, counter, word13 = locate(table, owners, BLOCK, FAR)
     sums, least = (), none_yet(BLOCK)
     for _r in tl.static_range(ROWS):
@@ -194,9 +195,9 @@ def add_filtered(
     """Run z[step] through the ``algebra.sections``, advance the state, and add the output.
 
     ``shapes`` has (s, slot, first state vector, first coefficient) of each section, with
-    slot = step mod s; its coefficients are gain, direct, s of feedback, s of output. ``weights``
-    has one for each of ``count`` z before the past of the first section, which are regenerated, and
-    then a 0 for z[step] itself. Unless RECURSIVE, all feedback is 0.
+    slot = step mod s. A section's coefficients are gain, direct, s of feedback, s of output.
+    ``weights`` has a weight for each of the ``count`` z that are older than the past of the first
+    section and are regenerated, and then a 0 for z[step]. Unless RECURSIVE, all feedback is 0.
     """
     source = load_key(k0, k1, k2, k3, k4, k5, k6, k7), stream_id.to(tl.uint32, bitcast=True)
     where = table, owners, coefs, shapes, weights, count, scale, state, stride, step, source
@@ -211,7 +212,7 @@ def run_filter(
     BLOCK: tl.constexpr, FAR: tl.constexpr,
     ROUNDS: tl.constexpr, FAST: tl.constexpr, REFINED: tl.constexpr,
 ):  # fmt: skip
-    """One pass of ``add_filtered``; whether it met the tail and wrote nothing."""
+    """One pass of ``add_filtered``; returns whether it met the tail and wrote nothing."""
     row, start, size, counter, word13 = locate(table, owners, BLOCK, FAR)
     oldest = step - tl.load(shapes) - count
     x, before, least = zeros16(BLOCK), zeros16(BLOCK), none_yet(BLOCK)

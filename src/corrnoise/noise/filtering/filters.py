@@ -16,11 +16,11 @@ from corrnoise.mechanisms import Mechanism
 
 @dataclass(frozen=True, eq=False)
 class Filter:
-    """How the noise of a step is computed from z: all that a backend needs to know of a mechanism.
+    """How the noise of a step is computed from z: all that a backend needs of a mechanism.
 
     Attributes:
         mechanism: the mechanism with this C⁻¹.
-        num_terms: p where C⁻¹ is banded and the past of z is enough; ``None`` for a recursion.
+        num_terms: p if C⁻¹ is banded, so that only past z are needed; ``None`` for a recursion.
         num_past: the model-sized vectors that a recursion keeps; 0 for a banded C⁻¹.
         num_sections: how many recursions run one after the other.
     """
@@ -56,11 +56,11 @@ class Filter:
         return np.asarray(self.mechanism.noising_row(step), dtype=np.float32)
 
     def sections(self, step: int) -> tuple[Section, ...]:
-        """The recursions of a step, to be run one after the other."""
+        """The recursions of a step; each runs on the output of the one before it."""
         return _cached(self.mechanism.recursion(step))
 
     def window(self, num_past: int) -> tuple[Section, ...]:
-        """The newest terms of a banded C⁻¹ as a section whose past values are z: a ring buffer."""
+        """The newest terms of a banded C⁻¹ as a section with past z as its values, for a ring."""
         row = self.mechanism.noising_row(self.num_steps - 1)
         return _cached(Rational((row[::-1][: num_past + 1],), ()))
 

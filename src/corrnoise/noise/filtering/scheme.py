@@ -20,11 +20,12 @@ from typing import Literal
 
 from corrnoise.noise.filtering.filters import Filter
 
-# A draw for d indices, in units of the time to read d float32 values (half a copy): the slopes
-# between p = 4 and p = 16 in benchmarks/noise-h200.md. On a CPU a draw costs even more.
+# The time of a draw for d indices, in units of the time to read d float32 values (half a copy): the
+# slope between p = 4 and p = 16 in benchmarks/noise-h200.md. On a CPU a draw costs even more.
 DRAW_COST = {20: 2.8, 12: 1.8, 8: 1.3}
-# The part of the shorter of arithmetic and traffic that does not overlap. This value fits the whole
-# table best: to an eighth, except for lookahead, which takes up to a third longer than predicted.
+# Arithmetic and memory traffic overlap, except for this fraction of the shorter of the two. This
+# value fits the whole table best: within an eighth, except for lookahead, which takes up to a third
+# longer than predicted.
 EXPOSED = 0.2
 LARGEST_LOOKAHEAD = 8  # a GPU thread keeps 16 sums per row in registers
 
@@ -71,7 +72,7 @@ def candidates(num_terms: int) -> list[Scheme]:
 
 
 def step_cost(scheme: Scheme, spec: Filter, rounds: int) -> float:
-    """Time of a step in units of reading one vector; arithmetic and traffic mostly overlap."""
+    """The time of a step, in units of the time to read one vector."""
     draw, m = DRAW_COST[rounds], scheme.lookahead
     if scheme.kind in ("ring", "recursion"):  # the state is read, and each section writes a vector
         traffic = 2.0 + scheme.num_vectors + spec.num_sections
@@ -85,7 +86,7 @@ def _together(arithmetic: float, traffic: float) -> float:
 
 
 def relative_cost(scheme: Scheme, spec: Filter, rounds: int) -> float:
-    """``step_cost`` in units of independent noise, which makes one draw and reads no state.
+    """``step_cost`` relative to independent noise, which makes one draw and reads no state.
 
     >>> import corrnoise as cn
     >>> spec = Filter.of(cn.mechanisms.bisr(cn.workloads.prefix_sum(100), num_bands=4))

@@ -1,7 +1,7 @@
 """The ChaCha block function (RFC 8439, section 2.3) in NumPy: the specification of every backend.
 
-It is written to be read: OpenSSL (``keystream``) and the GPU are far faster, and both must give
-the same words.
+It is written for readability. OpenSSL (``keystream``) and the GPU are far faster, and both must
+give the same words.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The secret of a noise stream: a 256-bit key that is kept secret."""
+"""The secret key of a noise stream, of 256 bits, and its file."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from corrnoise import _files
 KEY_BYTES = 32
 
 _DOMAIN = b"corrnoise key fingerprint v1\0"
-# The secret; then the run that it belongs to; then whether that run has released a step.
-# A mark that a crash has torn counts as one: the step that it belongs to is in the ledger already.
+# The secret, then the id of the run that it belongs to, then a mark if that run released a step.
+# A mark that a crash wrote incompletely counts too: its step is in the ledger already.
 _FILE = re.compile(rb"corrnoise-key-v1 ([0-9a-f]{64})\n(?:run ([0-9a-f]+)\n([a-z]+\n?)?)?")
 _RELEASED = b"released\n"
 
 
 @final
 class Key:
-    """A 256-bit key. Whoever has it can subtract the noise, so it is kept secret.
+    """A secret 256-bit key. Anyone who has it can subtract the noise.
 
-    ``repr`` and ``str`` show only the fingerprint; pickling the key, or any object that holds it,
-    raises; it has no JSON form. It is stored in a file of its own, separate from checkpoints.
+    ``repr`` and ``str`` show only the fingerprint. Pickling the key, or any object that holds it,
+    raises an error, and there is no JSON form. Store it in a file of its own, apart from
+    checkpoints.
 
-    A key belongs to one run: the same key, stream and step give the same noise, and two different
+    Use a key for one run only: the same key, stream and step give the same noise, and two different
     gradients with the same noise reveal their difference.
 
     >>> key = Key.from_bytes(bytes(range(32)))
@@ -90,7 +91,7 @@ class Key:
 
         Args:
             path: the new file.
-            run_id: the run that the key belongs to, in hex digits, if there is one already.
+            run_id: the id of the run that the key belongs to, in hex digits, if there is one.
 
         Raises:
             ValueError: the file exists.
@@ -109,7 +110,7 @@ class Key:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits of SHA-256 over a prefix and the key: they identify it, not reveal it."""
+        """16 hex digits of the SHA-256 of a prefix and the key; they do not reveal it."""
         return hashlib.sha256(_DOMAIN + self.__secret).hexdigest()[:16]
 
     def subkey(self, purpose: str) -> bytes:
@@ -148,10 +149,10 @@ class Key:
 
 @dataclass(frozen=True)
 class KeyUse:
-    """What a key file says of its use.
+    """What a key file records about the use of its key.
 
     Attributes:
-        run_id: the run that the key belongs to; ``None`` for a key of no run yet.
+        run_id: the id of the run that the key belongs to; ``None`` if there is no run yet.
         released: whether that run has released a step.
     """
 
@@ -160,13 +161,13 @@ class KeyUse:
 
 
 def key_use(path: str | os.PathLike[str]) -> KeyUse:
-    """What the key file says of its use."""
+    """What a key file records about the use of its key."""
     found = _match(Path(path))
     return KeyUse(None if found[2] is None else found[2].decode(), found[3] is not None)
 
 
 def mark_released(path: str | os.PathLike[str], run_id: str) -> None:
-    """Note in a key file that its run has released a step. Nothing is written twice.
+    """Record in a key file that its run has released a step, unless that is recorded already.
 
     Raises:
         ValueError: the file belongs to another run.

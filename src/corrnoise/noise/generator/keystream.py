@@ -10,7 +10,7 @@ import numpy as np
 from corrnoise.noise.generator import chacha
 from corrnoise.noise.generator.chacha import WORDS_PER_BLOCK, Words
 
-_SPAN = 1 << 32  # blocks with one value of state word 13
+_SPAN = 1 << 32  # how many blocks share one value of state word 13
 _NAIVE_BLOCKS = 1 << 12
 
 
@@ -43,7 +43,7 @@ def fill(out: Words, key: bytes, *, stream: int, step: int, block: int, rounds: 
 
 @lru_cache(maxsize=1)
 def _openssl() -> Any:
-    """A function (key, the last 16 bytes of the state, out) on OpenSSL, or ``None``."""
+    """A function of (key, the last 16 bytes of the state, out) that uses OpenSSL, or ``None``."""
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
     except ImportError:

@@ -31,7 +31,7 @@ BEYOND = 2.0**-105  # the probability that a pair of true normals exceeds the la
 LARGEST_RADIUS = math.sqrt(-2 * math.log(BEYOND))
 
 Normals = npt.NDArray[np.float32]
-# From the numbers of pairs, 256·group + place of the radius word, to their words E and F.
+# A function from numbers of pairs, 256·group + place of the radius word, to their words E and F.
 Refinement = Callable[[npt.NDArray[np.intp]], tuple[Words, Words]]
 
 _HALF = GROUP // 2
@@ -42,14 +42,14 @@ _TAIL_RADIUS = _F(5.768)
 
 
 def arrange(raw: Words, out: Words) -> None:
-    """Bring the keystream of whole groups into the order of the indices."""
+    """Reorder the keystream of whole groups into the order of the indices."""
     groups = raw.size // GROUP
     blocks = raw.reshape(groups, GROUP_BLOCKS, 16)
     np.copyto(out.reshape(groups, 16, GROUP_BLOCKS), blocks.transpose(0, 2, 1))
 
 
 def truncation(num_steps: int, num_parameters: int) -> float:
-    """An upper bound on the probability that true normals would exceed the largest radius.
+    """An upper bound on the probability that true normals exceed the stream's largest radius.
 
     A step takes its normals from at most ``num_parameters`` pairs, however the indices are laid
     out, and a pair of true normals exceeds the radius with probability 2^-105. The union bound is
@@ -64,7 +64,7 @@ def truncation(num_steps: int, num_parameters: int) -> float:
 
 
 def box_muller_exact(words: Words, refinement: Refinement) -> npt.NDArray[np.float64]:
-    """The definition, in float64, on the words of whole groups in the order of the indices."""
+    """The normals by definition, in float64, from the words of whole groups in index order."""
     pair = words.reshape(-1, 2, _HALF)
     radius_word, angle_word = pair[:, 0].astype(np.float64), pair[:, 1]
     low = (angle_word & _LOW).astype(np.float64)
@@ -89,14 +89,13 @@ def _tail(
 
 
 def box_muller(words: Words, out: Normals, scratch: Scratch, refinement: Refinement) -> None:
-    """The same in float32, accurate to 2^-21 of the radius, with no allocation.
+    """The normals in float32, accurate to 2^-21 of the radius, without allocating memory.
 
-    ``f`` is u, or u - 1 where the radius word's top bit is set: read as a signed number the word
-    is exact at both ends, u near 0 (the tail) and u near 1 (the centre). Near 1, w = 1 + f is
-    rounded, and the lost part is added to the logarithm:
-    ln(1 + f) = ln w + (f - (w - 1)) + O(2^-24 ln w).
+    ``f`` is u, or u - 1 if the radius word's top bit is set. As a signed number the word is exact
+    at both ends: for u near 0 (the tail) and u near 1 (the centre). Near 1, w = 1 + f is rounded,
+    and the lost part is added to the logarithm: ln(1 + f) = ln w + (f - (w - 1)) + O(2^-24 ln w).
     The few radii of the tail are computed in float64. Only whole groups are computed, so a normal
-    does not depend on the slice that asks for it.
+    does not depend on the requested slice.
     """
     groups = words.size // GROUP
     pair = words.reshape(groups, 2, _HALF)
@@ -113,7 +112,7 @@ def box_muller(words: Words, out: Normals, scratch: Scratch, refinement: Refinem
     np.floor(f, out=x)  # -1 or 0
     np.subtract(f, x, out=y)  # w
     np.add(x, y, out=x)  # w - 1 or w, exact
-    np.subtract(f, x, out=x)  # what rounding took from w, exact
+    np.subtract(f, x, out=x)  # the part of w that was lost by rounding, exact
     np.log(y, out=y)
     np.add(y, x, out=y)
     np.multiply(y, _F(-2.0), out=y)
@@ -134,9 +133,9 @@ def box_muller(words: Words, out: Normals, scratch: Scratch, refinement: Refinem
 
 
 class Scratch:
-    """Memory for ``box_muller``, besides ``spare`` words that it may overwrite: 6 bytes a word.
+    """Memory for ``box_muller``: 6 bytes per word, besides ``spare`` words that it may overwrite.
 
-    The results may be written over the same spare words.
+    The results may overwrite the same spare words.
     """
 
     def __init__(self, spare: Words) -> None:

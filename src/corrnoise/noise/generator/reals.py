@@ -1,19 +1,19 @@
-r"""Normals as real numbers, given by infinitely many bits: for releases that are rounded exactly.
+r"""Normals as real numbers with infinitely many bits, for exactly rounded releases.
 
-Index i takes its bits from block ⌊i/8⌋ of the step, at every level r = 0, 1, 2, …; the levels have
-subkeys of their own. A block is eight 64-bit numbers, a_0, …, a_3 and b_0, …, b_3, the low word of
-each first. With j = i mod 8 and q = j mod 4, all levels together are the binary digits of
+Index i takes its bits from block ⌊i/8⌋ of the step, at every level r = 0, 1, 2, …; each level has
+its own subkey. A block is eight 64-bit numbers, a_0, …, a_3 and b_0, …, b_3, the low word of each
+first. With j = i mod 8 and q = j mod 4, all levels together are the binary digits of
 
     u = Σ_r a_q⁽ʳ⁾·2^(-64(r + 1)),        θ = Σ_r b_q⁽ʳ⁾·2^(-64(r + 1)),
     z[i] = √(-2 ln u)·cos 2πθ for j < 4,    √(-2 ln u)·sin 2πθ for j ≥ 4.
 
 With random bits u and θ are uniform real numbers, and z is normal: not truncated, not discrete.
 
-``approximate`` has z within ``ERROR`` in float64, from level 0 alone. It rests on one assumption,
-that logarithm, root and tangent have a relative error of at most ``LIBRARY``, 64 times what
-libraries document, or more. ``enclosed`` has z to any precision, from as many levels as
-are asked for; its logarithm and root are those of Python's ``decimal``, which are correctly
-rounded. ``docs/proofs/floating-point.md`` derives both bounds.
+``approximate`` gives z within ``ERROR`` in float64, from level 0 alone. It makes one assumption:
+logarithm, root and tangent have a relative error of at most ``LIBRARY``, which is at least 64 times
+what libraries document. ``enclosed`` gives z to any precision, from the requested number of levels.
+Its logarithm and root are those of Python's ``decimal``, which are correctly rounded.
+``docs/proofs/floating-point.md`` derives both bounds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from corrnoise.noise.generator.key import Key
 
 Reals = npt.NDArray[np.float64]
 
-INDICES = 8  # of one block
+INDICES = 8  # in one block
 LEVEL_BITS = 64
 LIBRARY = 2.0**-44
 ERROR = 2.0**-37
-# A pair with u below 2^-29, or not below 1 - 2^-29, is not approximated: it is left undecided.
+# A pair with u below 2^-29, or at least 1 - 2^-29, is not approximated but left undecided.
 OPEN_BITS = 29
 HALF_TURN = math.pi * 2.0**-LEVEL_BITS
 
@@ -45,15 +45,16 @@ _OPEN = np.uint64(1 << (LEVEL_BITS - OPEN_BITS))
 
 
 def purpose(level: int) -> str:
-    """The name of a level's subkey, which no other use of a key has."""
+    """The purpose of a level's subkey, which is used for nothing else."""
     return f"exact noise {level}"
 
 
 def approximate(words: Words, out: Reals) -> None:
-    """The normals of whole blocks within ``ERROR``, or NaN where level 0 says too little.
+    """The normals of whole blocks within ``ERROR``, or NaN where level 0 has too few bits.
 
     Sine and cosine of φ = 2πθ come from t = tan φ/2: cos φ = (1 - t²)/(1 + t²) and
-    sin φ = 2t/(1 + t²). One function, and a relative error of it is an absolute one of both.
+    sin φ = 2t/(1 + t²). So one function is needed, and its relative error is an absolute error of
+    both.
 
     Args:
         words: the keystream of level 0, 16 words for each block.
@@ -62,7 +63,7 @@ def approximate(words: Words, out: Reals) -> None:
     bits = np.ascontiguousarray(words.astype("<u4", copy=False).view("<u8").reshape(-1, 8).T)
     radius = bits[:4].astype(np.float64)
     np.multiply(radius, 2.0**-LEVEL_BITS, out=radius)
-    shifted = bits[:4] + _OPEN  # modulo 2^64: both ends of [0, 1) come to lie at 0
+    shifted = bits[:4] + _OPEN  # modulo 2^64: both ends of [0, 1) move to 0
     if shifted.min() < 2 * _OPEN:
         radius[shifted < 2 * _OPEN] = np.nan
     np.log(radius, out=radius)
@@ -81,10 +82,10 @@ def approximate(words: Words, out: Reals) -> None:
 
 
 def sum_error(weights: Sequence[float]) -> float:
-    """The most that Σ w·z of approximated normals, added up in float64, can be wrong.
+    """An upper bound on the error of Σ w·z for approximated normals, added up in float64.
 
-    Σ|w|·(ERROR + (p + 1)·2^-50) for p terms: every product and sum is rounded by a relative 2^-53,
-    and an approximated normal is below 6.36 in absolute value.
+    It is Σ|w|·(ERROR + (p + 1)·2^-50) for p terms: every product and sum is rounded by a relative
+    2^-53, and an approximated normal is below 6.36 in absolute value.
     """
     total = math.fsum(map(abs, weights)) * (1.0 + 2.0**-50)
     return total * (ERROR + (len(weights) + 1) * 2.0**-50) * (1.0 + 2.0**-50)
@@ -116,22 +117,22 @@ def enclosed(u: int, theta: int, *, index: int, levels: int) -> tuple[Decimal, D
     """A number and a radius: the normal of an index lies within the radius of the number.
 
     Args:
-        u: its digits, as those of θ from ``digits``.
-        theta: of the angle.
-        index: whose normal.
-        levels: of the digits.
+        u: the digits of u, from ``digits``.
+        theta: the digits of θ, from ``digits``.
+        index: the index of the normal.
+        levels: the number of levels that the digits have.
 
     Returns:
-        ``None`` while all digits of u are 0, since the normal has no bound then.
+        ``None`` if all digits of u are 0, as the normal then has no bound yet.
     """
     if u == 0:
         return None
     bits = LEVEL_BITS * levels
     with decimal.localcontext(_context(bits)):
         size = Decimal(2) ** bits
-        rounding = Decimal("1e-18") / size  # of all operations below, with room
+        rounding = Decimal("1e-18") / size  # bounds the rounding of all operations below
         far = (-2 * (u / size).ln()).sqrt()
-        near = (-2 * ((u + 1) / size).ln()).sqrt()  # u + 1 ≤ size: a number from 0 on
+        near = (-2 * ((u + 1) / size).ln()).sqrt()  # u + 1 ≤ size, so the root is real
         radius, spread = (far + near) / 2, abs(far - near) / 2
         turn = 2 * _pi(bits)
         angle = turn * ((2 * theta + 1) / (2 * size) - Decimal("0.5"))  # θ - 1/2: the sign changes
@@ -141,7 +142,7 @@ def enclosed(u: int, theta: int, *, index: int, levels: int) -> tuple[Decimal, D
 
 
 def _context(bits: int) -> decimal.Context:
-    """Half as many digits again as the bits have, and 30 more.
+    """A decimal context with 1.5 times the digits of the bits, and 30 more.
 
     Near u = 1 the root loses half of the digits of the logarithm.
     """
@@ -157,8 +158,8 @@ def _context(bits: int) -> decimal.Context:
 def _taylor(x: Decimal, *, first: int) -> Decimal:
     """Cos x (first = 0) or sin x (first = 1) for |x| ≤ π, by their series in the context's digits.
 
-    From the fourth term on the terms alternate and decrease, so that what is left out is below the
-    first term that is left out.
+    From the fourth term on, terms alternate in sign and decrease, so the truncation error is below
+    the first omitted term.
     """
     least = Decimal(10) ** -decimal.getcontext().prec
     term = x if first else Decimal(1)

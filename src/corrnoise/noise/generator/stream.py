@@ -20,22 +20,22 @@ from corrnoise.noise.generator.normals import (
     Scratch,
 )
 
-# Words computed at a time: few enough to stay in cache, enough that threads seldom wait for the
-# interpreter's lock (on two threads 2^16 gives a speed-up of 1.2, 2^18 one of 1.8).
+# Words that are computed at once: few enough to stay in cache, and enough that threads seldom wait
+# for the interpreter's lock. With two threads, 2^16 gives a speed-up of 1.2 and 2^18 one of 1.8.
 TILE = 1 << 18
 LARGEST_WORD = (1 << 32) - 1
 LARGEST_INDEX = (1 << 63) - 1
-# Indices are below 2^63, so the blocks of words are below 2^59: these are others.
+# Second blocks begin here. Indices are below 2^63, so the first blocks are below 2^59.
 REFINEMENT_BLOCK = 1 << 63
 
 
 class Workspace:
-    """The arrays that one thread needs to compute normals a tile at a time: 14 bytes a word."""
+    """The arrays that one thread needs to compute normals tile by tile: 14 bytes per word."""
 
     def __init__(self, size: int) -> None:
         self.raw = np.empty(size, dtype=np.uint32)
         self.words = np.empty(size, dtype=np.uint32)
-        # The raw words are no longer needed when normals are computed.
+        # Normals overwrite the raw words, which are not needed any more.
         self.normals = self.raw.view(np.float32)
         self.scratch = Scratch(self.raw)
 
@@ -53,7 +53,7 @@ class NoiseStream:
         rounds: 20 as in RFC 8439, or the faster 12 and 8. Published attacks that are faster than
             exhaustive search reach between 7 and 8 rounds, at a cost far beyond practice: 8 rounds
             leave no margin, 12 leave some, and 20 leave the standard's.
-        purpose: of the subkey that the words come from; two purposes share no words.
+        purpose: the purpose of the subkey that the words come from; two purposes share no words.
 
     >>> stream = NoiseStream(Key.from_bytes(bytes(range(32))))
     >>> stream.normals(step=3, start=1000, stop=1003)
@@ -80,7 +80,7 @@ class NoiseStream:
     def normals(
         self, step: int, start: int, stop: int, dtype: npt.DTypeLike = np.float32
     ) -> npt.NDArray[Any]:
-        """z[step, start:stop]; float32 by the fast path, or float64 by the definition itself."""
+        """z[step, start:stop]: in float32 by the fast path, or in float64 by the definition."""
         step, start, stop = self._check(step, start, stop)
         kind = np.dtype(dtype)
         if kind not in (np.dtype(np.float32), np.dtype(np.float64)):
@@ -99,7 +99,7 @@ class NoiseStream:
         return result
 
     def fill_words(self, step: int, start: int, stop: int, workspace: Workspace) -> Words:
-        """The words of a slice of one tile, in the workspace; nothing is checked."""
+        """The words of a slice of one tile, in the workspace, without argument validation."""
         first = start - start % GROUP
         size = -(-stop // GROUP) * GROUP - first
         raw, words = workspace.raw[:size], workspace.words[:size]
@@ -111,7 +111,7 @@ class NoiseStream:
         return words[start - first : stop - first]
 
     def fill(self, step: int, start: int, stop: int, workspace: Workspace) -> Normals:
-        """The normals of a slice of one tile, in the workspace; nothing is checked."""
+        """The normals of a slice of one tile, in the workspace, without argument validation."""
         first = start - start % GROUP
         size = -(-stop // GROUP) * GROUP - first
         words = self.fill_words(step, first, first + size, workspace)
@@ -120,7 +120,7 @@ class NoiseStream:
         return workspace.normals[start - first : stop - first]
 
     def refinement(self, step: int, first: int) -> Refinement:
-        """The second words of pairs in the tail, in groups that begin at index ``first``."""
+        """The function that gives the second words of pairs, for groups that begin at ``first``."""
 
         def words(pairs: npt.NDArray[np.intp]) -> tuple[Words, Words]:
             high, low = (np.empty(pairs.size, dtype=np.uint32) for _ in range(2))
@@ -161,7 +161,7 @@ def tiles(start: int, stop: int, size: int = TILE) -> Iterator[tuple[int, int]]:
 
 
 def room_size(length: int) -> int:
-    """The words of the groups that a slice of at most this length touches, at most one tile."""
+    """How many words the groups of a slice of at most this length have; at most one tile."""
     return min(TILE, (length // GROUP + 2) * GROUP)
 
 

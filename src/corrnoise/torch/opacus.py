@@ -233,7 +233,8 @@ class OpacusSums:
             mean=self._mean,
         )
         known = self._mode in ("hooks", "functorch")  # where autograd has gradients too
-        self._packed = PackedOrders(self._model.modules() if known else (), self._calls)
+        recurrent = [part for part in self._model.modules() if isinstance(part, DPRNNBase)]
+        self._packed = PackedOrders(recurrent if known else (), self._calls)
         self._added_up = AddedUp(
             self._model, self.params if known else (), self._calls, mean=self._mean
         )

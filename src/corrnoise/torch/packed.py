@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from opacus.layers.dp_rnn import DPRNNBase
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -21,18 +20,16 @@ class PackedOrders:
     layers, each example would be clipped together with another one.
 
     Args:
-        parts: of the model, among which are such layers.
+        layers: such layers of the model.
         calls: of the model.
     """
 
-    def __init__(self, parts: Iterable[nn.Module], calls: ModelCalls) -> None:
+    def __init__(self, layers: Iterable[nn.Module], calls: ModelCalls) -> None:
         self._calls = calls
         # For each parameter, where each example is in the rows of each call of the model.
         self._orders: dict[nn.Parameter, list[tuple[int, Tensor | None]]] = {}
         self._handles = [
-            part.register_forward_pre_hook(Hook(self._saw), with_kwargs=True)
-            for part in parts
-            if isinstance(part, DPRNNBase)
+            layer.register_forward_pre_hook(Hook(self._saw), with_kwargs=True) for layer in layers
         ]
 
     def forget(self) -> None:

@@ -1,4 +1,4 @@
-"""From a dataset and a budget to the mechanism and the noise of a run."""
+"""Planning: choose the mechanism, the sampling and the noise for a dataset and a budget."""
 
 from corrnoise.planning.planner import participation, plan
 from corrnoise.planning.plans import Alternative, Plan

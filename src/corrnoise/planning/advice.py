@@ -1,12 +1,14 @@
-"""What would lower the error of a plan most, in one line.
+"""The advice of a plan, in one line: the change that would lower its error most.
 
-Memory and other samplings are compared by the prices that the planner has, with the same steps.
-Twice the batch size and twice the epochs change the steps, so there the noise in the weights is
-compared with what equal gradients make of them, as the root mean square over all steps: with decay
-the weights forget both. These two are estimated with the best of some mechanisms that need no
-search, or DP-SGD where the plan is independent noise. One of them alone would mislead: what has too
-few bands for n steps has less error with n/2 steps, and a plan, which chooses the number of bands,
-gains nothing by that.
+More memory and other samplings have the same steps, so their errors are known from planning. Twice
+the batch size or twice the epochs change the steps. There the noise in the weights is divided by
+the weights that equal gradients would give, both as root mean squares over all steps, as weight
+decay shrinks both.
+
+These two changes are estimated with the best of several mechanisms that need no search, or with
+DP-SGD if the plan has independent noise. A single mechanism would be misleading: one with too few
+bands for n steps has less error with n/2 steps, but a plan chooses the number of bands and gains
+nothing by that.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from corrnoise.planning.plans import Alternative
 from corrnoise.samplings import Calibration
 from corrnoise.workloads import Workload
 
-# A change that lowers the error by less is not worth a line.
+# A change that lowers the error by a smaller fraction is not mentioned.
 _WORTH = 0.02
 # Estimates beyond this many steps or bins would take seconds.
 _MOST_STEPS, _MOST_BINS = 10_000, 300
@@ -35,7 +37,7 @@ _BANDS = (4, 16, 64, 256)
 
 @dataclass(frozen=True)
 class _Change:
-    """A change of the request, and the error that it leaves, relative to the plan's."""
+    """A change of the request, and the error after it, relative to the plan's error."""
 
     words: str
     ratio: float
@@ -48,14 +50,14 @@ def advice(
     *,
     steps_may_change: bool,
 ) -> str:
-    """The change with the least error, in words; "" where none is worth it.
+    """The change that gives the least error, in words; "" if no change gains enough.
 
     Args:
         chosen: the plan's mechanism and its price.
-        alternatives: of the plan.
-        draws: for estimates.
-        steps_may_change: whether batch size and epochs are compared: the run has whole epochs, and
-            the number of bands is the planner's choice.
+        alternatives: the alternatives of the plan.
+        draws: the settings of estimates.
+        steps_may_change: whether other batch sizes and epochs are compared; only if the run has
+            whole epochs and the planner chose the number of bands.
     """
     found = _memory(chosen, alternatives)
     if steps_may_change:
@@ -67,7 +69,7 @@ def advice(
 
 
 def _memory(chosen: Calibration, alternatives: tuple[Alternative, ...]) -> list[_Change]:
-    """Mechanisms that need more memory than the plan allows."""
+    """The gain by mechanisms that need more memory than the plan allows."""
     result: list[_Change] = []
     for each in alternatives:
         if each.reason and each.error is not None and each.scheme is not None:
@@ -81,7 +83,7 @@ def _memory(chosen: Calibration, alternatives: tuple[Alternative, ...]) -> list[
 
 
 def _longer(chosen: Calibration, draws: Draws) -> list[_Change]:
-    """Twice the batch size and twice the epochs, by estimates, where there are any."""
+    """The gain by twice the batch size or twice the epochs, by estimates, where there are any."""
     part = chosen.participation
     n, b, k = part.num_steps, part.min_sep, part.max_participations
     if n > _MOST_STEPS or b > _MOST_BINS or b < 4:
@@ -100,9 +102,9 @@ def _longer(chosen: Calibration, draws: Draws) -> list[_Change]:
 
 
 def _error(chosen: Calibration, part: Participation, draws: Draws) -> float:
-    """The estimated error over what equal gradients give, up to a factor.
+    """The estimated error divided by the weights that equal gradients give, up to a factor.
 
-    Infinite where the sampling takes none of the mechanisms with this participation.
+    It is infinite if the sampling has no analysis for any of the mechanisms.
     """
     whole, how = chosen.mechanism.workload, chosen.sampling
     workload = workloads.sgd(part.num_steps, momentum=whole.momentum or 0.0, decay=whole.decay or 1)
@@ -115,13 +117,13 @@ def _error(chosen: Calibration, part: Participation, draws: Draws) -> float:
 
     least = price(mechanisms.dp_sgd(workload))
     if not chosen.mechanism.independent:
-        # Of a C⁻¹ with few bands, or of a C with few where the sampling needs that.
+        # Mechanisms with few bands of C⁻¹; or with few bands of C if the sampling requires that.
         short = price(mechanisms.lambda_cgd(workload, part))
         short = min(short, _best(mechanisms.bisr, workload, part, price))
         if math.isinf(short):
             short = _best(mechanisms.bsr, workload, part, price)
         least = min(least, short)
-    batch = 1.0 / part.min_sep  # of the examples
+    batch = 1.0 / part.min_sep  # the fraction of all examples
     given = batch * float(np.sqrt(np.mean(np.cumsum(workload.coef) ** 2)))
     return least / given
 
@@ -132,7 +134,7 @@ def _best(
     part: Participation,
     price: Callable[[Mechanism], float],
 ) -> float:
-    """The least price of a family, whose wider members are tried as long as they gain."""
+    """The least price in a family, whose members with more bands are tried while they improve."""
     least = math.inf
     for bands in sorted({min(bands, part.min_sep) for bands in _BANDS}):
         error = price(make(workload, num_bands=bands))

@@ -1,4 +1,4 @@
-"""Which alternative of a plan is chosen: the cheapest of those with nearly the least error."""
+"""The choice among alternatives: the cheapest of those with nearly the least error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ EQUAL = 1.001
 def choice(alternatives: Sequence[Alternative]) -> int | None:
     """The index of the alternative to choose; ``None`` where none can be chosen.
 
-    Alternatives without a proven price cannot be chosen. Among the others, those within 0.1 % of
-    the least error count as equal; the one with the cheapest step is chosen, and the one with the
-    least error among several of them.
+    Alternatives whose noise is not proven cannot be chosen. Among the others, those within 0.1 % of
+    the least error count as equal. Of these, the one with the cheapest step is chosen; if several
+    have the same cost, the one with the least error among them.
     """
     errors = {i: each.error for i, each in enumerate(alternatives) if each.error is not None}
     ready = [i for i in errors if not alternatives[i].reason and _proven(alternatives[i])]

@@ -24,9 +24,9 @@ from corrnoise.samplings import ASSUMED, BEST, Sampling
 from corrnoise.samplings import get as get_sampling
 from corrnoise.samplings import names as sampling_names
 
-# At most this many certificates are drawn; they share the failure probability.
+# The most certificates that are drawn; they share the failure probability.
 _FINALISTS = 3
-# Estimates this close to the least error are drawn anew; their standard error is half of that.
+# Estimates within this factor of the least error are drawn again; it is two standard errors.
 _CLOSE = 1.01
 
 
@@ -55,24 +55,25 @@ def plan(
 ) -> Plan:
     """The sampling and mechanism with the least expected error σ·‖B‖_F/√n, within 0.1 %.
 
-    Every mechanism is priced for every sampling that is allowed: amplification by random batches
-    counts. An epoch has b = ⌈num_examples/batch_size⌉ steps; an example takes part at most once in
-    each. Where a price takes seconds, candidates are ranked by an estimate, and the best is priced;
-    the noise of the plan itself is always exact, a proven bound or certified. Mechanisms
-    are priced with the float32 coefficients that are run. Errors within 0.1 % count as equal, and
-    the cheaper mechanism is taken. The result does not depend on the number of cores.
+    The noise of every mechanism is computed for every allowed sampling, with the amplification by
+    random batches. An epoch has b = ⌈num_examples/batch_size⌉ steps. If computing a noise takes
+    seconds, candidates are ranked by an estimate, and only the best few are computed. The noise of
+    the plan itself is always exact, a proven bound or certified (``plan.calibration.kind``), for
+    the float32 coefficients that are run.
+
+    Errors within 0.1 % count as equal, and the cheaper mechanism is taken. The result does not
+    depend on the number of cores.
 
     Args:
         num_examples: size of the dataset.
         batch_size: expected examples in a batch.
         epochs: passes over the data; give either this or ``num_steps``.
-        num_steps: n, which need not be whole epochs.
+        num_steps: n, which need not be a multiple of b.
         epsilon: ε.
         delta: δ.
         momentum: β of the optimizer, m ← β·m + x̂.
         decay: α, the factor that the weights keep in one step; 1 is no decay.
-        sampling: "best" for the best of all, one of ``corrnoise.samplings.names()``, as in
-            ``calibrate``, or a ``Sampling``.
+        sampling: one of ``corrnoise.samplings.names()``, a ``Sampling``, or "best" to compare all.
         allow: with "best", the names of the samplings to choose from, such as ``["fixed"]`` where
             batches cannot be random and secret; all by default.
         mechanisms: names of families to choose from, or one name; all by default.
@@ -80,11 +81,11 @@ def plan(
         num_parameters: the size of the model, to report how many bytes the noise keeps.
         memory: the model-sized float32 vectors that the noise may keep between steps. With 0, the
             default, it keeps none, as DP-SGD, BISR and Band-Inv-MF do: they regenerate past noise.
-            BSR, Band-MF and BLT need a state; the alternatives show what it would gain. ``None`` is
-            no limit.
+            BSR, Band-MF and BLT need a state; the alternatives show what more memory would gain.
+            ``None`` is no limit.
         rounds: the number of ChaCha rounds: 20, or the faster 12 and 8.
-        failure_probability: that of the certificate, where prices are certified by draws.
-        samples: draws for the certificate; chosen from b by default.
+        failure_probability: the failure probability of a certificate, if the sampling needs one.
+        samples: the number of draws of a certificate; chosen from b by default.
         seed: the seed of these draws.
         progress: True for a bar on the terminal, or a function of (done, total).
 
@@ -138,7 +139,7 @@ def plan(
     priced.sort(key=lambda p: p.error)
     chosen = _choose(priced)
     if len(problems) > 1:
-        # What one sampling has no analysis for is an alternative of another one.
+        # A mechanism that one sampling has no analysis for is an alternative of another sampling.
         priced = [p for p in priced if not p.refused]
     assert chosen.calibration is not None
     assert chosen.alternative.scheme is not None
@@ -162,13 +163,13 @@ def plan(
             steps_may_change=part.num_steps % part.min_sep == 0 and num_bands is None,
         ),
     )
-    trust(found)  # it was priced just now
+    trust(found)  # its noise was computed just now
     return found
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """The candidates of one sampling, and what they are priced for."""
+    """The candidates of one sampling, and the budget and limits that they are priced for."""
 
     pricing: Pricing
     candidates: list[tuple[Family, Candidate]]
@@ -181,7 +182,7 @@ def _samplings(
     batch_size: int,
     num_steps: int | None,
 ) -> list[Sampling]:
-    """The samplings to choose from; for "best" those that allow a run of this length."""
+    """The samplings to choose from; with "best", those that allow a run of this length."""
     if sampling != BEST:
         if allow is not None:
             raise ValueError(
@@ -195,7 +196,7 @@ def _samplings(
     every = [get_sampling(name) for name in names]
     shorter = num_steps is not None and num_steps * batch_size < num_examples
     fitting = [each for each in every if each.partial_epoch or not shorter]
-    return fitting or every  # where none fits, ``participation`` says why
+    return fitting or every  # if none fits, ``participation`` raises with the reason
 
 
 def participation(
@@ -206,10 +207,10 @@ def participation(
     num_steps: int | None = None,
     sampling: str | Sampling = ASSUMED,
 ) -> Participation:
-    """How often one example takes part when every epoch uses each example once.
+    """The participation (n, b, k) of a run whose epochs use each example once.
 
-    b = ⌈num_examples/batch_size⌉ steps make an epoch, and k = ⌈n/b⌉. Only fixed batches allow a run
-    of less than one epoch: the analysis of the other samplings uses every bin.
+    An epoch has b = ⌈num_examples/batch_size⌉ steps, and k = ⌈n/b⌉. Give either ``epochs`` or
+    ``num_steps``. Only fixed batches allow a run of less than one epoch.
 
     >>> participation(50_000, 512, epochs=10)
     Participation(num_steps=980, min_sep=98, max_participations=10)
@@ -236,7 +237,7 @@ def participation(
 
 
 def _candidates(question: Question, names: Sequence[str] | None) -> list[tuple[Family, Candidate]]:
-    """Every candidate of the named families; all by default, or the banded ones for a given p."""
+    """All candidates of the named families; by default all, or the banded ones if p is given."""
     if names is not None:
         chosen = [_mechanisms.get(name) for name in names]
     else:
@@ -246,11 +247,11 @@ def _candidates(question: Question, names: Sequence[str] | None) -> list[tuple[F
 
 
 def _priced(problems: Sequence[_Problem]) -> Iterator[Priced]:
-    """All candidates, priced on all cores, in the order of the problems."""
+    """All candidates in the order of the problems, priced on all cores."""
     built = Built()
     work = [(p.pricing, *candidate) for p in problems for candidate in p.candidates]
     with pool() as threads:
-        # Searches under amplification take longest and begin first.
+        # Searches under amplification take longest, so they begin first.
         order = sorted(range(len(work)), key=lambda i: not work[i][2].note)
         futures = {i: threads.submit(work[i][0].price, *work[i][1:], built) for i in order}
         for i in range(len(work)):
@@ -258,7 +259,7 @@ def _priced(problems: Sequence[_Problem]) -> Iterator[Priced]:
 
 
 def _estimate_again(priced: list[Priced], pricings: Mapping[str, Pricing]) -> None:
-    """Estimate anew what is close to the least error, until all that is close was."""
+    """Estimate again the candidates close to the least error, until all close ones were."""
     known: set[int] = set()
     while True:
         usable = [i for i, p in enumerate(priced) if p.available and p.mechanism is not None]
@@ -276,9 +277,9 @@ def _estimate_again(priced: list[Priced], pricings: Mapping[str, Pricing]) -> No
 
 
 def _certify_the_best(priced: list[Priced], pricings: Mapping[str, Pricing], share: Share) -> None:
-    """Certify the candidate with the least estimate, until one that is proven is the best.
+    """Certify the candidate with the least estimate, until a proven one has the least error.
 
-    An estimate has to be better by 0.1 % to be worth a certificate.
+    Only a candidate whose estimate is better by more than 0.1 % is certified.
     """
     for _ in range(_FINALISTS):
         usable = [p for p in priced if p.available and p.mechanism is not None]
@@ -296,7 +297,7 @@ def _certify_the_best(priced: list[Priced], pricings: Mapping[str, Pricing], sha
 
 
 def _choose(priced: list[Priced]) -> Priced:
-    """The cheapest of the candidates within 0.1 % of the least error."""
+    """The cheapest of the candidates within 0.1 % of the least error; raises if there is none."""
     found = choice([p.alternative for p in priced])
     if found is None:
         reasons = "; ".join(f"{p.alternative.label}: {p.alternative.reason}" for p in priced)

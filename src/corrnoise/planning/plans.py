@@ -23,7 +23,7 @@ from corrnoise.samplings import get as get_sampling
 
 _KINDS = ("exact", "bound", "certified", "estimate")
 _SCHEMES = ("regenerate", "lookahead", "ring", "recursion")
-# The fields of the JSON that follow from the others.
+# Fields of the JSON that follow from the others and are not read.
 _READERS_ONLY = ("error", "efficiency", "scheme")
 
 
@@ -33,16 +33,16 @@ class Alternative:
 
     Attributes:
         label: family, size and what it was tuned for.
-        name: the family.
+        name: the name of the family.
         num_bands: p; ``None`` for families that have no bands.
-        sampling: how batches are drawn.
-        noise_multiplier: what the budget needs; ``None`` where the sampling has no analysis.
-        error: the expected error at that noise, per unit of clip norm.
-        kind: what the noise is: "exact", "bound" or "certified" as in ``Calibration``, or
-            "estimate", which guarantees nothing and is only for ranking.
-        scheme: how its past noise is kept within the memory of the plan.
-        step_cost: time of its noise in a step, relative to independent noise (DP-SGD).
-        reason: why it cannot be chosen; "" where it can.
+        sampling: the name of the sampling.
+        noise_multiplier: the noise that the budget needs; ``None`` if there is no analysis.
+        error: the root mean squared error at that noise, per unit of clip norm.
+        kind: "exact", "bound" or "certified" as in ``Calibration``, or "estimate", which guarantees
+            nothing and is only for ranking.
+        scheme: how its past noise is stored within the memory of the plan.
+        step_cost: the time of its noise in a step, relative to independent noise (DP-SGD).
+        reason: why it cannot be chosen; "" if it can.
     """
 
     label: str
@@ -78,21 +78,24 @@ class Alternative:
 class Plan:
     """A mechanism, its calibrated noise, and the run that they are for.
 
-    ``Plan(num_examples=…, batch_size=…, calibration=…)`` is enough; ``corrnoise.plan`` fills in the
-    rest. Conversion to JSON and back is exact to the last bit.
+    ``corrnoise.plan`` makes one; ``Plan(num_examples=…, batch_size=…, calibration=…)`` makes one by
+    hand. It states the privacy of the run, exact, as a bound or certified (``calibration.kind``). A
+    plan that was read from a file is a claim until ``verified`` has computed it again. Conversion
+    to JSON and back is exact to the last bit.
 
     Attributes:
         num_examples: size of the dataset.
-        batch_size: as declared; with ``num_examples`` it gives b, the steps of an epoch.
+        batch_size: the batch size as declared; with ``num_examples`` it gives b, the steps of an
+            epoch.
         calibration: mechanism, participation, sampling, noise, ε and δ, and how they are proven.
-        lower_bound: no factorization can have a smaller ``error`` at this budget and sampling
-            (``Sampling.least_error``); ``None`` where no bound is known.
-        alternatives: all that were considered, least error first, including the chosen one.
-        choice: the index of the chosen one in ``alternatives``; ``None`` without any.
+        lower_bound: no factorization has a smaller ``error`` at this budget and sampling
+            (``Sampling.least_error``); ``None`` if no bound is known.
+        alternatives: all mechanisms considered, least error first, including the chosen one.
+        choice: the index of the chosen one in ``alternatives``; ``None`` if there are none.
         num_parameters: the size of the model, if known.
         memory: model-sized float32 vectors that the noise may keep, as in ``CorrelatedNoise``.
         rounds: the number of ChaCha rounds.
-        advice: what would lower the error most, in words; "" where nothing is known.
+        advice: what would lower the error most, in words; "" if nothing is known.
     """
 
     num_examples: int
@@ -141,7 +144,7 @@ class Plan:
 
     @property
     def noise_multiplier(self) -> float:
-        """The standard deviation of Z over the clip norm."""
+        """The standard deviation of z over the clip norm."""
         return self.calibration.noise_multiplier
 
     @property
@@ -177,7 +180,7 @@ class Plan:
 
     @property
     def error(self) -> float:
-        """Root mean squared error that the noise leaves in the iterates, per unit of clip norm."""
+        """The root mean squared error of the iterates by the noise, per unit of clip norm."""
         return self.calibration.error
 
     @property
@@ -187,7 +190,7 @@ class Plan:
 
     @property
     def scheme(self) -> Scheme:
-        """How past noise is kept: the fastest way within ``memory``."""
+        """How past noise is stored: the fastest scheme within ``memory``."""
         return choose(Filter.of(self.mechanism), self.memory, self.rounds)
 
     def to_dict(self) -> dict[str, Any]:
@@ -213,8 +216,8 @@ class Plan:
     def from_dict(data: Mapping[str, Any]) -> Plan:
         """The inverse of ``to_dict``.
 
-        Every field is validated; those that are for readers only are not read. That the noise
-        gives the stated ε is not computed here: ``verified`` does, and an engine calls it.
+        Every field is validated; the fields for readers only are ignored. Whether the noise gives
+        the stated ε is not computed here: ``verified`` does, and an engine calls it.
 
         Raises:
             ValueError: a field is missing, unknown or wrong; the message names it.
@@ -227,11 +230,11 @@ class Plan:
         return Plan(**{name: given[name] for name in names})
 
     def verified(self, progress: Progress | bool | None = None) -> Plan:
-        """This plan, if its noise gives the ε that it states, with everything computed again.
+        """Return this plan if its noise gives the ε that it states, by computing δ again.
 
-        Every sampling prices its own plans. Exact prices and bounds take milliseconds. A
-        certificate is repeated with the draws that the plan records, which takes as long as one
-        certificate; a plan of this process was certified with these draws and needs no others.
+        Exact values and bounds take milliseconds. A certificate is repeated with the seed and the
+        number of draws that the plan records, which takes as long as the certificate did. A plan
+        that this process made needs no draws.
 
         Args:
             progress: True for a bar on the terminal, or a function of (done, total).
@@ -275,7 +278,7 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """What the plan guarantees and costs, and what would be better, in a few lines."""
+        """The plan's guarantee, its cost, and the advice, in a few lines."""
         c, scheme = self.calibration, self.scheme
         kept = scheme.num_vectors
         state = f"{counted(kept, 'model-sized vector')} kept" if kept else "no state"
@@ -313,7 +316,7 @@ class Plan:
         )
 
     def table(self) -> str:
-        """The alternatives considered, as text; "" where there were none."""
+        """The alternatives considered, as a table; "" if there were none."""
         if not self.alternatives:
             return ""
         columns = ["alternatives", "sampling", "error", "noise", "kind", "vectors", "time", ""]

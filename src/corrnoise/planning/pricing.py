@@ -1,4 +1,4 @@
-"""The cost of a budget for each candidate: noise, expected error, memory and time."""
+"""The noise that each candidate needs for a budget, with its error, memory and time."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from corrnoise.participation import Participation
 from corrnoise.planning.plans import Alternative
 from corrnoise.samplings import Calibration, Sampling
 
-# The time of a certificate in units of an estimate, for the progress bar.
+# The time of a certificate relative to that of an estimate, for the progress bar.
 CERTIFICATE = 20
-# So many times the draws of an estimate tell candidates apart that are close.
+# Close candidates are estimated again with this many times the draws.
 _MORE = 4
 
 
 class Built:
-    """Mechanisms that are built once, whichever thread asks first."""
+    """A thread-safe cache of built mechanisms."""
 
     def __init__(self) -> None:
         self._found: Once[Mechanism] = Once()
 
     def get(self, key: Hashable, candidate: Candidate) -> Mechanism:
-        """The mechanism with this key, with the float32 coefficients that are run."""
+        """The cached or newly built mechanism, with the float32 coefficients that are run."""
         return self._found.get(key, lambda: candidate.build().in_float32())
 
 
 @dataclass(frozen=True)
 class Priced:
-    """A candidate, built and priced; ``refused`` where the sampling has no analysis for it."""
+    """A candidate, built and priced; ``refused`` if the sampling has no analysis for it."""
 
     alternative: Alternative
     mechanism: Mechanism | None = None
@@ -47,7 +47,7 @@ class Priced:
 
     @property
     def error(self) -> float:
-        """Expected error; infinite where there is no price."""
+        """The expected error; infinite if there is no price."""
         return math.inf if self.alternative.error is None else self.alternative.error
 
     @property
@@ -91,9 +91,9 @@ class Pricing:
     draws: Draws
 
     def price(self, family: Family, candidate: Candidate, built: Built) -> Priced:
-        """Build a candidate, and price it: by an estimate where a price takes seconds.
+        """Build a candidate and price it, by an estimate if an exact price takes seconds.
 
-        ``built`` keeps what was built for one sampling for the others.
+        ``built`` caches mechanisms, which all samplings share.
         """
         bands = candidate.size if family.size != "num_buffers" else None
         label = family.title(candidate.size) + candidate.note
@@ -123,9 +123,9 @@ class Pricing:
         return Priced(alternative, mechanism)
 
     def again(self, priced: Priced) -> Priced:
-        """An estimated candidate, estimated from more draws, which are others.
+        """The candidate, estimated again from more draws and other ones.
 
-        The least of many estimates is one whose draws were lucky.
+        The least of many estimates is probably too small, as its draws favoured it by chance.
         """
         assert priced.mechanism is not None
         noise = self._estimate(priced.mechanism, effort=_MORE)
@@ -139,9 +139,9 @@ class Pricing:
         )
 
     def certify(self, mechanism: Mechanism, finalists: int, share: Share) -> Calibration:
-        """One of several certificates, of which the best is kept.
+        """One of at most ``finalists`` certificates, of which the planner keeps the best.
 
-        They share the failure probability: the one that is kept states their sum.
+        They share the failure probability: each uses a part of it and states the sum.
         """
         whole, progress = self.draws.failure_probability, share.part(CERTIFICATE)
         draws = replace(self.draws, failure_probability=whole / finalists, progress=progress)
@@ -155,7 +155,7 @@ class Pricing:
         )
 
     def _excess(self, scheme: Scheme) -> str:
-        """Why a scheme is beyond the limits of the plan; "" where it is not."""
+        """Why a scheme is beyond the limits of the plan; "" if it is within them."""
         if self.memory is not None and scheme.num_vectors > self.memory:
             needed = counted(scheme.num_vectors, "vector")
             return f"needs {needed} of memory, the plan allows {self.memory:g}"

@@ -1,15 +1,15 @@
-"""Whether a plan guarantees what it states: its price is computed again from its noise.
+"""Verification of plans: δ is computed again from the noise, and compared with the statement.
 
 A plan that was read from a file is a claim. ``verify`` computes δ(ε) from mechanism, participation,
 sampling and noise multiplier, and refuses a plan that states less:
 
-* *Exact prices and bounds* are computed again by the sampling, with no random draws.
+* *Exact values and bounds* are computed again by the sampling, with no random draws.
 * *Certificates* are repeated: the plan records the seed, the number of draws and the part of the
   failure probability that its certificate had. The same draws give the same upper bound of δ up to
   rounding, and it must be at most δ.
 
-What a record cannot show is how often its author tried: someone who tries m seeds and keeps the
-best one has a failure probability m times as large as the certificate's.
+A record cannot show how many seeds its author tried: for someone who tries m seeds and keeps the
+best one, the failure probability is m times that of the certificate.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _ROUNDING = 1e-9
 # The relative excess of δ beyond which ε is a bound, and not the exact cost.
 _EXACT = 1e-6
 _AGAIN = "make a new plan with corrnoise.plan, or price this noise with corrnoise.account"
-# The settings of an account that takes no draws.
+# The failure probability, number of draws and seed of a computation without draws.
 _UNRECORDED = (1e-9, 1_000, 0)
-# The plans that were verified here, by identity: none of them is verified twice.
+# A cache of the verified plans of this process, by identity.
 _VERIFIED: weakref.WeakValueDictionary[int, Plan] = weakref.WeakValueDictionary()
 
 
@@ -63,16 +63,17 @@ def verify(plan: Plan, progress: Progress | bool | None = None) -> None:
 
 
 def trust(plan: Plan) -> None:
-    """Remember that a plan is verified: by ``verify``, or by the process that it came from."""
+    """Record that a plan is verified: by ``verify``, or because this process computed its noise."""
     _VERIFIED[id(plan)] = plan
 
 
 def _check_first_step(stated: Calibration) -> None:
-    """Refuse noise that is far too small at once, before anything is allocated for it.
+    """Refuse noise that is far too small quickly, before allocating memory for the full check.
 
-    The output of the first step is N(C_00, σ²) if it takes the example and N(0, σ²) otherwise. With
-    probability q of taking it δ(ε) is at least q·δ_Gauss(ε - log q, C_00/σ), for every sampling: q,
-    the expected part of the dataset in a batch, is at most the largest of the examples'.
+    The output of the first step is N(C_00, σ²) if it takes the example and N(0, σ²) otherwise. If
+    it takes the example with probability q, then δ(ε) ≥ q·δ_Gauss(ε - log q, C_00/σ), for every
+    sampling. Here q is the expected fraction of the dataset in a batch, which some example's
+    probability reaches.
     """
     q = float(stated.sampling.rate(stated.participation))
     diagonal = 1.0 / abs(float(stated.mechanism.noising_row(0)[-1]))
@@ -81,7 +82,7 @@ def _check_first_step(stated: Calibration) -> None:
 
 
 def _priced_again(stated: Calibration, progress: Progress | None) -> Calibration:
-    """The δ of the stated noise at the stated ε, or a δ that is at most the stated one."""
+    """The δ of the stated noise at the stated ε; the stated δ may stand for a smaller one."""
     recorded = stated.estimate
     if recorded is None:
         draws = Draws(*_UNRECORDED, None, NO_ATTEMPT, stated.delta)
@@ -107,7 +108,7 @@ def _check_delta(stated: Calibration, delta: float) -> None:
 
 
 def _check_kind(stated: Calibration, found: Calibration) -> None:
-    """Refuse a kind that is not what was shown; an exact ε may be stated as a bound."""
+    """Refuse a kind that was not shown; an exact ε may be stated as a bound."""
     if stated.kind != found.kind and (stated.kind, found.kind) != ("bound", "exact"):
         raise ValueError(f"kind must be {found.kind!r} here, got {stated.kind!r}; {_AGAIN}")
     loose = found.delta < stated.delta * (1.0 - _EXACT) and stated.epsilon > 0.0
@@ -119,7 +120,7 @@ def _check_kind(stated: Calibration, found: Calibration) -> None:
 
 
 def _check_certificate(stated: Calibration, found: Calibration) -> None:
-    """Refuse a record that its own draws do not give."""
+    """Refuse a recorded estimate that differs from the one that its draws give."""
     recorded, drawn = stated.estimate, found.estimate
     if recorded is not None and drawn is not None and not _same(recorded, drawn):
         raise ValueError(
@@ -130,11 +131,11 @@ def _check_certificate(stated: Calibration, found: Calibration) -> None:
 
 
 def _check_failure_probability(plan: Plan) -> None:
-    """Refuse a failure probability below that of the certificate."""
+    """Refuse a stated failure probability below that of the certificate."""
     stated, recorded = plan.calibration, plan.calibration.estimate
     if recorded is None:
         return
-    # The certificates of a planner share the failure probability, as the best of them is kept.
+    # A planner keeps the best of several certificates, so their failure probabilities add up.
     rivals = sum(alternative.kind == "certified" for alternative in plan.alternatives)
     least = recorded.whole_failure_probability * max(rivals, 1)
     if stated.failure_probability < least * (1.0 - _ROUNDING):
@@ -145,7 +146,7 @@ def _check_failure_probability(plan: Plan) -> None:
 
 
 def _check_certain_epsilon(stated: Calibration) -> None:
-    """Refuse an ε without failure probability that is below what the noise gives."""
+    """Refuse an ``epsilon_without_sampling`` that is smaller than the noise gives."""
     claimed = stated.epsilon_without_sampling
     if claimed is None or (stated.estimate is None and claimed >= stated.epsilon):
         return

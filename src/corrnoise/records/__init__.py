@@ -1,4 +1,4 @@
-"""What a run leaves behind: the ledger of released steps, the privacy statement, the record."""
+"""Records of a run: the ledger of released steps, the privacy statement, the training record."""
 
 from corrnoise.records.ledger import Ledger, read_entries
 from corrnoise.records.run import Record, Run

@@ -1,4 +1,4 @@
-"""The header of a ledger: what must not change until the end of a run."""
+"""The header of a ledger: the values that must not change until the end of a run."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def header(
     """The header of a run.
 
     Args:
-        plan: of the run.
-        run_id: its name.
-        key_fingerprint: of its key.
+        plan: the plan of the run.
+        run_id: the id of the run.
+        key_fingerprint: the fingerprint of its key.
         max_grad_norm: C, or the clip norm of each layer.
         data: a name for the dataset, or a digest of some examples.
-        parameters: a digest of their shapes and places.
-        settings: of the user.
-        noise: where it comes from.
+        parameters: a digest of the parameters' shapes and positions.
+        settings: the user's settings.
+        noise: the source of the noise.
         shuffled: whether the user's loader shuffles.
-        publishes: what releases a step: "steps", or "checkpoints" alone.
-        rank: of this process.
+        publishes: what releases steps: "steps" (each by itself) or only "checkpoints".
+        rank: the rank of this process.
         world_size: how many processes train the model.
-        order: a digest of the order of fixed batches, where the key does not decide it.
+        order: a digest of the order of fixed batches, if the key does not determine it.
     """
     found = {
         **planned(plan),

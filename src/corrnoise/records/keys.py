@@ -1,4 +1,4 @@
-"""The key of a run and the ledger that it belongs to: opened together, marked when used."""
+"""The key of a run and its ledger: they are opened together, and the key is marked when used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from corrnoise.noise import Key
 from corrnoise.noise.generator.key import key_use, mark_released
 from corrnoise.records.ledger import Ledger, read_entries
 
-# The runs of this process that have released steps, by the fingerprints of their keys.
+# The ids of this process's runs that have released steps, by the fingerprints of their keys.
 _RELEASED: dict[str, str] = {}
 _SHARED = (
     "key must be of one run, but another run of this process has released steps with it; two runs "
@@ -27,8 +27,8 @@ class Use:
 
     Attributes:
         key: the secret.
-        run_id: of the run.
-        path: of the key's file, if it has one.
+        run_id: the id of the run.
+        path: the path of the key file, if there is one.
     """
 
     key: Key
@@ -36,28 +36,28 @@ class Use:
     path: Path | None
 
     def claim(self) -> None:
-        """Call this before the first step is recorded.
+        """Claim the key for this run; call it before the first step is recorded.
 
         Raises:
-            ValueError: another run of this process has released steps with the key, begun before
-                or after this one.
+            ValueError: another run of this process, begun before or after this one, has released
+                steps with the key.
         """
         if _RELEASED.setdefault(self.key.fingerprint, self.run_id) != self.run_id:
             raise ValueError(_SHARED)
 
     def mark(self) -> None:
-        """Call this when the first step is recorded, before it is released."""
+        """Mark the key file as used; call it once the first step is recorded, before release."""
         if self.path is not None:
             mark_released(self.path, self.run_id)
 
 
 def forget(key: Key) -> None:
-    """Let another run of this process use a key that protected nothing: that of an audit."""
+    """Allow other runs of this process to use a key that protects nothing, such as an audit's."""
     _RELEASED.pop(key.fingerprint, None)
 
 
 def open_key(source: object, ledger: Path | None) -> tuple[Key, str | None]:
-    """The key of a run, as given, from its file, or new; and the run that its file belongs to.
+    """The key of a run (given, from its file, or new), and the id of the run in its file.
 
     Raises:
         ValueError: the key was used by another run, or its file and the ledger do not belong
@@ -92,8 +92,8 @@ def open_key(source: object, ledger: Path | None) -> tuple[Key, str | None]:
             f"key must be a file that a run wrote, but {path} names no run: it was saved by hand "
             "or cut off; restore it, or pass Key.load of it in place of the path"
         )
-    # Where nothing was released, a ledger without steps will do, with or without a header: a
-    # process that is killed while it writes the header anew leaves an empty file.
+    # If nothing was released, any ledger without steps is accepted, even without a header: a
+    # process that is killed while it rewrites the header leaves an empty file.
     if use.released if len(entries) < 2 else entries[0].get("run_id") != use.run_id:
         raise ValueError(
             f"ledger must be the one that the key in {path} was used with, but {ledger} is "
@@ -109,14 +109,14 @@ def _run_of(ledger: Path | None) -> str | None:
 
 
 def keep_key(source: object, key: Key, ledger: Ledger) -> Use:
-    """Save a new key where the user wants it, with the name of its run.
+    """Save a new key to the user's path, with the id of its run, and lock the file.
 
-    The ledger must be there already. A process that is killed before leaves a ledger without
-    steps, which binds nobody; a key without a ledger might have been used.
+    The ledger must exist already. A process that is killed before the key is saved leaves a ledger
+    without steps, which can be used again; a key without a ledger might have been used.
 
     Raises:
-        ValueError: another process has saved another key there since the path was looked at, or
-            goes on with the run, perhaps with a copy of the ledger.
+        ValueError: another process has saved another key there in the meantime, or continues the
+            run, perhaps with a copy of the ledger.
     """
     run_id = ledger.header["run_id"]
     path = None if source is None or isinstance(source, Key) else Path(str(source))
@@ -137,11 +137,11 @@ def keep_key(source: object, key: Key, ledger: Ledger) -> Use:
 
 
 def _lock(path: Path, ledger: Ledger) -> None:
-    """Lock a key file until the ledger is closed, where its file system has locks.
+    """Lock a key file until the ledger is closed, if its file system has locks.
 
-    A lock on the ledger alone would let another process go on with a copy of it.
+    With a lock on the ledger alone, another process could continue with a copy of it.
     """
-    if os.name != "posix":  # there a lock would keep this process itself from its file
+    if os.name != "posix":  # there a lock would block this process too
         return
     file = path.open("a+b" if os.access(path, os.W_OK) else "rb")
     ledger.hold(file)
@@ -158,5 +158,5 @@ def _lock(path: Path, ledger: Ledger) -> None:
 
 
 def keyed(key: Key, what: bytes, text: bytes) -> str:
-    """16 hex digits that nobody without the key can compute or compare."""
+    """16 hex digits of a keyed hash, which nobody without the key can compute or compare."""
     return hmac.new(key.subkey("digests"), what + text, hashlib.sha256).hexdigest()[:16]

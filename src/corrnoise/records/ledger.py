@@ -1,20 +1,20 @@
-"""The ledger of a run: an append-only file that knows every step that was ever released.
+"""The ledger of a run: an append-only file that records every released step.
 
-A crash loses what a process had in memory, and a resumed run goes back to its last checkpoint: it
-repeats steps. That is harmless if it repeats them *exactly*: the same noise on the same gradient is
-the same release. The same noise on another gradient would reveal their difference. So each step is
-recorded, with a keyed digest of the gradient before noise, and forced to the disk before the step
-is released; a step that is there already must come with the same digest.
+After a crash a resumed run goes back to its last checkpoint and repeats steps. That is harmless if
+it repeats them *exactly*: the same noise on the same gradient is the same release. The same noise
+on another gradient would reveal their difference. So each step is recorded, with a keyed digest of
+its gradient before noise, and forced to the disk before the step is released. A step that is
+recorded already must have the same digest.
 
-Each line is an entry as JSON, and a code that covers it and the codes of all lines before it:
-HMAC-SHA-256 under a key of the run, cut to 128 bits. So no line can be changed, moved or left out
-without notice by someone who does not have the key. The first line is the run's header. What a
-ledger cannot show is that its last lines are missing: an old copy of it is as valid as it was.
+Each line is an entry as JSON and a code that covers the entry and the codes of all lines before it:
+HMAC-SHA-256 under a key of the run, cut to 128 bits. So nobody without the key can change, move or
+remove a line unnoticed. The first line is the run's header. The codes cannot show that the last
+lines are missing: an old copy of a ledger is as valid as it was.
 
 By default a step counts as released when it is recorded. A run whose header says that it publishes
 checkpoints alone releases a step with the next publication, which the ledger records before it
-happens: the steps after the last publication of a crashed run never left the process, and may be
-repeated with another gradient.
+happens. The steps after the last publication of a crashed run never left the process, so they may
+be repeated with another gradient.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from typing import IO, Any
 
 from corrnoise import _files, _formats
 
-_CODE = 32  # hex digits
-_START = b'{"corrnoise": "ledger", '  # of every header
+_CODE = 32  # hex digits of a code
+_START = b'{"corrnoise": "ledger", '  # every header begins with this
 _LONGEST = 60  # characters of a value in a message
 
 
 class _Missing:
-    """Stands for a field that an object does not have; ``None`` is a value."""
+    """A marker for a missing field, as ``None`` is a value."""
 
     def __repr__(self) -> str:
         return "missing"
@@ -47,22 +47,22 @@ _MISSING = _Missing()
 
 
 class OtherRunError(ValueError):
-    """A ledger is of another run: of other settings, or of other gradients."""
+    """The ledger belongs to another run: its settings or gradients differ."""
 
 
 class Ledger:
     """The released steps of one run, in memory and, if it has a path, on the disk.
 
-    Guarantees: when ``record`` returns, the entry has been forced to the disk. A line that a crash
-    tore at the end of the file was never released, and is dropped; any other change is refused.
-    The file is locked as long as the ledger is open, so that no two processes continue one run; a
-    fork of this process cannot record, and does not keep the lock.
+    Guarantees: when ``record`` returns, the entry has been forced to the disk. An incomplete last
+    line, as a crash leaves it, belongs to a step that was never released, and is dropped. Any other
+    change of the file is refused. The file is locked while the ledger is open, so that no two
+    processes continue one run. A fork of this process cannot record and does not hold the lock.
 
     Args:
-        header: what must not change between the processes of a run: plain values.
-        path: the file; created with the header, for its owner alone, if it is not there. ``None``
-            keeps the ledger in memory.
-        key: of the codes; without one they show accidental damage alone.
+        header: plain values that must not change between the processes of a run.
+        path: the file. If it does not exist, it is created with the header, with access for its
+            owner only. ``None`` keeps the ledger in memory.
+        key: the key of the codes; without one they detect only accidental damage.
         published: how many steps another process of the run has published; they count here too.
 
     Raises:
@@ -89,8 +89,8 @@ class Ledger:
         self.path = None if path is None else Path(path)
         self._key, self._code = key, ""
         self._digests: list[str] = []
-        self._published = 0  # of these, how many left the process
-        self._digest_size = 0  # of any step in the file, published or lost
+        self._published = 0  # how many of the released steps left the process
+        self._digest_size = 0  # the size of the digest of any step in the file
         self._file: IO[bytes] | None = None
         self._held: list[IO[bytes]] = []
         if self.path is not None:
@@ -99,23 +99,23 @@ class Ledger:
 
     @property
     def num_released(self) -> int:
-        """How many steps were ever released, or may be before this process ends."""
+        """How many steps were released, or may be released before this process ends."""
         return len(self._digests)
 
     @property
     def publishes(self) -> str:
-        """What releases a step: "steps", or "checkpoints" alone."""
+        """What releases steps: "steps" (each by itself) or only "checkpoints"."""
         return self.header.get("publishes", "steps")
 
     def publish(self) -> None:
-        """Record that all steps so far are about to leave the process, where that releases them."""
+        """Record that all steps so far are about to leave the process, if that releases them."""
         if self.publishes == "checkpoints" and self._published < len(self._digests):
             with self._kept():
                 self._append({"published": len(self._digests)})
                 self._published = len(self._digests)
 
     def record(self, step: int, digest: str) -> None:
-        """Record that ``step`` is about to be released, or check that it is a repetition.
+        """Record a step before it is released; a recorded step must have the same digest.
 
         Raises:
             ValueError: the step was released with another digest, or steps before it were not.
@@ -138,12 +138,12 @@ class Ledger:
             self._digests.append(digest)
 
     def hold(self, file: IO[bytes]) -> None:
-        """Keep a locked file of the run, such as its key, open as long as the ledger."""
+        """Keep a locked file of the run, such as its key file, open until the ledger is closed."""
         self._held.append(file)
         _OPEN.add(self)
 
     def close(self) -> None:
-        """Let another process have the file; nothing can be recorded any more."""
+        """Release the lock, so that another process can open the file; no more can be recorded."""
         while self._held:
             self._held.pop().close()
         if self._file is not None:
@@ -156,9 +156,9 @@ class Ledger:
 
     @contextmanager
     def _kept(self) -> Generator[None]:
-        """Keep memory and file together: where the block fails, Ctrl-C included, close the file.
+        """Keep memory and file consistent: close the file if the block fails, Ctrl-C included.
 
-        Whether its entry is on the disk is unknown then; whoever opens the file next will see.
+        It is then unknown whether the entry is on the disk; reopening the file shows it.
         """
         try:
             yield
@@ -231,7 +231,7 @@ class Ledger:
             self._drop_lost(min(published, len(self._digests)))
 
     def _drop_lost(self, published: int) -> None:
-        """Forget the steps after the last publication: the process that took them has ended."""
+        """Drop the steps after the last publication: the process that took them has ended."""
         if self._published < published:
             self._append({"published": published})
             self._published = published
@@ -240,7 +240,7 @@ class Ledger:
             del self._digests[self._published :]
 
     def _replay(self, entry: dict[str, Any], path: Path) -> None:
-        """Take in an entry that an earlier process wrote."""
+        """Apply an entry that an earlier process wrote."""
         step = len(self._digests)
         if "published" in entry and 0 < entry["published"] <= step:
             self._published = entry["published"]
@@ -256,7 +256,7 @@ class Ledger:
             )
 
     def _begin(self, path: Path, lines: list[bytes], rest: bytes) -> None:
-        """Write the header in place of another, whole or torn; nothing else is overwritten."""
+        """Replace an old header, complete or not, by this run's; nothing else is overwritten."""
         assert self._file is not None
         first = (lines or [rest])[0]
         if not first.startswith(_START[: len(first)]) or (lines and rest and rest[:1] != b"{"):
@@ -270,10 +270,10 @@ class Ledger:
         self._append(self.header)
 
     def _settle(self, path: Path, whole: int, rest: bytes) -> None:
-        """Decide on what follows the last whole line.
+        """Decide what to do with an incomplete last line.
 
-        A crash can only leave the beginning of an entry, which was then never released and goes. An
-        entry that lacks nothing but its end is kept: to count it is the safe side.
+        A crash can leave only the beginning of an entry, whose step was then never released; it is
+        removed. An entry that lacks only its line end is kept: counting it is the safe side.
         """
         assert self._file is not None
         if not rest:
@@ -294,7 +294,7 @@ class Ledger:
         _files.append(self._file, b"")
 
     def _is_whole(self, text: bytes) -> bool:
-        """Whether this is the next line, without its end."""
+        """Whether this is the complete next line without its line end."""
         return text + b"\n" == _signed(text[: -_CODE - 1], self._code, self._key)
 
     def _check_header(self, path: Path, found: dict[str, Any]) -> None:
@@ -314,9 +314,9 @@ class Ledger:
 
 
 def read_entries(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The entries of a ledger file, its header first; a torn last line is left out.
+    """The entries of a ledger file, its header first, without an incomplete last line.
 
-    They are read as they are: only ``Ledger``, which has the key, can check their codes.
+    The codes are not checked, as this needs the key: use ``Ledger``, or ``corrnoise verify --key``.
 
     Raises:
         ValueError: a line is not an entry.
@@ -326,7 +326,7 @@ def read_entries(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def first_wrong_code(path: str | os.PathLike[str], key: bytes) -> int | None:
-    """The number of the first line whose code does not fit, from 1; ``None`` where all fit."""
+    """The number of the first line with a wrong code, from 1; ``None`` if all are right."""
     before = ""
     for number, line in enumerate(read_lines(Path(path))[0], start=1):
         if line != _signed(line[: -_CODE - 2], before, key):
@@ -336,12 +336,12 @@ def first_wrong_code(path: str | os.PathLike[str], key: bytes) -> int | None:
 
 
 def without_plan(different: list[str]) -> list[str]:
-    """Differences of two headers without that of the plans' JSON, where others say what differs."""
+    """The differences of two headers, without that of the plans' JSON if there are others."""
     return [line for line in different if not line.startswith("plan (")] or different
 
 
 def read_lines(path: Path) -> tuple[list[bytes], bytes]:
-    """The whole lines of a file, each with its end, and what follows the last of them."""
+    """The complete lines of a file with their line ends, and the bytes after the last of them."""
     *lines, rest = path.read_bytes().split(b"\n")
     return [line + b"\n" for line in lines], rest
 
@@ -375,7 +375,7 @@ def _entry(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 
 def _differences(name: str, was: Any, now: Any) -> list[str]:
-    """In which fields two values differ, and how; fields of objects are named by their path."""
+    """The fields in which two values differ, and how; nested fields are named by their path."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         keys = dict.fromkeys([*was, *now])
         return [
@@ -396,7 +396,7 @@ def _differences(name: str, was: Any, now: Any) -> list[str]:
 
 
 def _around(text: str, first: int) -> str:
-    """A text, or where it is long what is around the first character that differs."""
+    """A text; if it is long, only the part around the first character that differs."""
     if len(text) <= _LONGEST:
         return text
     start = max(0, first - _LONGEST // 3)

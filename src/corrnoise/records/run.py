@@ -1,4 +1,4 @@
-"""The record of a training run: its plan, its statement and its course."""
+"""The record of a training run: its plan, its statement and its progress over the steps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from corrnoise.records.statement import Statement
 
 @dataclass(frozen=True)
 class Record:
-    """How things stood after some steps.
+    """The state of a run after some steps.
 
     Attributes:
-        step: the steps taken.
-        epsilon: what they spent; ``None`` where it was not computed.
-        loss: mean training loss since the record before; computed from private data, outside the
-            guarantee.
-        test_loss: on the test set.
-        test_accuracy: on the test set; ``None`` where there is none.
+        step: the number of steps taken.
+        epsilon: the ε that they spent; ``None`` if it was not computed.
+        loss: the mean training loss since the record before. It is computed from private data and
+            not covered by the guarantee.
+        test_loss: the loss on the test set.
+        test_accuracy: the accuracy on the test set; ``None`` if there is none.
     """
 
     step: int
@@ -36,17 +36,17 @@ class Record:
 
 @dataclass(frozen=True)
 class Run:
-    """A training run.
+    """A finished training run: what was planned, what was released, and how training went.
 
     Attributes:
-        label: how it is called in tables.
-        plan: what was planned.
+        label: the name of the run in tables.
+        plan: the plan of the run.
         statement: the privacy statement of what was released.
-        records: in the order of steps, one an epoch.
+        records: one record for each epoch, in the order of steps.
         data: name, num_train, num_test, num_classes.
         model: name, num_parameters.
         settings: learning rate, clip norm, seed, device.
-        seconds: of training, without planning.
+        seconds: the time of training, without planning.
     """
 
     label: str
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def test_accuracy(self) -> float | None:
-        """After the last step."""
+        """The test accuracy after the last step."""
         return self.records[-1].test_accuracy if self.records else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,9 +102,9 @@ class Run:
         )
 
     def to_json(self) -> str:
-        """``to_dict`` as JSON, with a checksum, so that a damaged ε is not taken for that of a run.
+        """``to_dict`` as JSON, with a checksum that detects accidental damage.
 
-        The checksum shows accidents; anyone can compute it.
+        The checksum does not protect against someone who changes it too.
         """
         fields = self.to_dict()
         return json.dumps({**fields, _CHECKSUM: _checksum(fields)})
@@ -126,7 +126,7 @@ _CHECKSUM = "sha256"
 
 
 def check_checksum(fields: Any) -> dict[str, Any]:
-    """The fields of a run without their checksum, or raise where it is missing or does not fit."""
+    """The fields of a run without the checksum; raises if it is missing or wrong."""
     if not isinstance(fields, dict) or _CHECKSUM not in fields:
         raise ValueError(f"a run must be a JSON object with the field {_CHECKSUM!r}, got none")
     found = dict(cast(dict[str, Any], fields))

@@ -1,4 +1,4 @@
-"""ε of the steps that a run has released so far."""
+"""The ε that the released steps of a run have spent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from corrnoise.planning import Plan
 
 
 class Spent:
-    """ε by the number of steps and δ: one curve for a run, and what it was asked for.
+    """ε as a function of the number of steps and δ for one run; results are cached.
 
-    The ε of the whole run at the plan's δ is the plan's. Every other one is exact or a proven
-    bound, with no random draws, since a certificate takes longer than a user waits.
+    For the whole run at the plan's δ it is the plan's ε. Every other ε is exact or a proven bound
+    with no random draws, as a certificate would take too long.
 
     Args:
-        plan: of the run.
+        plan: the plan of the run.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -28,7 +28,7 @@ class Spent:
         """ε of the first steps, from the plan's own analysis; exact, bound or certified.
 
         Args:
-            steps_taken: how many were released.
+            steps_taken: the number of released steps.
             delta: δ.
         """
         whole = self._whole
@@ -41,7 +41,7 @@ class Spent:
                 self._curve = whole.sampling.curve(
                     whole.mechanism, whole.participation, whole.noise_multiplier
                 )
-            # More steps and a smaller δ cost no less.
+            # An ε for more steps or a smaller δ holds here too.
             least = [x for (n, d), x in known.items() if n >= steps_taken and d <= delta]
             known[steps_taken, delta] = min([self._curve(steps_taken, delta), *least])
         return known[steps_taken, delta]

@@ -1,4 +1,4 @@
-"""The privacy statement of a run, on one page: for a reviewer to read, and to recompute."""
+"""The privacy statement of a run, on one page, which a reviewer can read and recompute."""
 
 from __future__ import annotations
 
@@ -16,40 +16,46 @@ from corrnoise._version import __version__
 from corrnoise.noise.generator.normals import LARGEST_RADIUS, truncation
 from corrnoise.planning import Plan
 
-# The source of normals from a generator of the user.
+# The text for normals that come from the user's own generator.
 STOCK = "torch.normal, not cryptographic; nor are the batches, unless a key was given"
-# A remainder of the normals above this part of δ is added to the δ that is stated.
+# If the truncation of the normals adds more than this fraction of δ, the stated δ includes it.
 _SMALL = 1e-3
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A privacy statement of a run, or of a plan that no run has kept yet, as text or JSON.
+    """The privacy statement of a run, or of a plan without a run, as text or JSON.
 
     Attributes:
         epsilon: ε of what was released so far, at ``delta``.
         delta: δ; it includes ``truncation`` unless that is below 1e-3 of it.
-        planned_epsilon: ε of the whole run; what to quote where the stop depended on results.
+        planned_epsilon: ε of the whole run. Quote it if the decision to stop depended on results.
         kind: "exact", "bound" or "certified", as in ``Calibration``.
-        failure_probability: of the certificate; 0 unless certified.
-        steps_taken: the steps released; for a plan, all that it allows.
-        clip_norm: the largest norm of one example's gradient; ``None`` for a plan, which leaves it
-            to the run.
+        failure_probability: the failure probability of the certificate; 0 unless certified.
+        steps_taken: the number of released steps; for a plan, all of its steps.
+        clip_norm: the largest norm of one example's gradient; ``None`` for a plan without a run.
         noise_multiplier: the standard deviation of z over the clip norm.
         expected_batch: the expected number of examples in a batch.
-        divisor: what sums of gradients are divided by.
-        publishes: what leaves the process: every step, or checkpoints alone.
+        divisor: the divisor of the sums of gradients.
+        publishes: what leaves the process: every step, or only checkpoints.
         participation: how often one example takes part, in words.
-        min_sep: b of the plan; what holds for an example is ``participation``.
+        min_sep: b of the plan. How often an example takes part is in ``participation``.
         max_participations: k of the plan, likewise.
-        sensitivity: of the strategy matrix for b and k, and whether it is exact.
-        by_sensitivity: whether ε follows from it.
-        versions: of the software that made the numbers.
-        num_parameters: the length of the noise; ``None`` where it is not known, or where the
-            normals are not those of the stream.
-        truncation: what the largest radius of the normals adds to δ at most, (1 + e^ε)·τ as in
-            ``docs/noise-stream.md``; ``None`` where there is none.
+        sensitivity: the sensitivity of the strategy matrix for b and k, exact or an upper bound.
+        by_sensitivity: whether ε follows from the sensitivity.
+        versions: the versions of the software that computed the numbers.
+        num_parameters: the length of the noise; ``None`` if it is unknown, or if the normals are
+            not those of the stream.
+        truncation: the most that the truncation of the normals adds to δ, (1 + e^ε)·τ as in
+            ``docs/noise-stream.md``; ``None`` without truncation.
         exact_release: whether sums and releases had no rounding, as in secure mode.
+
+    >>> import corrnoise as cn
+    >>> plan = cn.plan(num_examples=1000, batch_size=100, epochs=2, epsilon=4, delta=1e-6,
+    ...                sampling="fixed", mechanisms="dp_sgd")
+    >>> stated = Statement.of(plan)
+    >>> stated.kind, stated.epsilon, stated.steps_taken
+    ('exact', 4.0, 20)
     """
 
     epsilon: float
@@ -103,16 +109,16 @@ class Statement:
         """The statement of a plan, or of a run of it that took some steps.
 
         Args:
-            plan: what was planned.
+            plan: the plan.
             clip_norm: C of the run; ``None`` for the statement of the plan itself.
-            steps_taken: all by default.
-            epsilon: what these steps spent; the whole run's by default.
-            delta: at which; the plan's by default.
-            noise_source: where the normals come from; the plan's stream by default.
-            key_fingerprint: of the noise key.
-            run_id: of the run.
-            publishes: what releases a step: "steps", or "checkpoints" alone.
-            num_parameters: of the model, where the normals are those of the stream.
+            steps_taken: the number of released steps; all steps by default.
+            epsilon: the ε that these steps spent; the whole run's by default.
+            delta: the δ of ``epsilon``; the plan's by default.
+            noise_source: the source of the normals in words; the plan's stream by default.
+            key_fingerprint: the fingerprint of the key.
+            run_id: the id of the run.
+            publishes: what releases steps: "steps" (each by itself) or only "checkpoints".
+            num_parameters: the size of the model, if the normals are those of the stream.
             exact_release: whether the run was in secure mode.
         """
         what, part = plan.calibration, plan.participation
@@ -161,7 +167,7 @@ class Statement:
         )
 
     def as_bound(self) -> Statement:
-        """The same for an ε that a proof without random draws gives, not a certificate."""
+        """The same statement with the kind "bound", for an ε that needs no random draws."""
         return replace(self, kind="bound", failure_probability=0.0, epsilon_without_sampling=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -192,7 +198,7 @@ class Statement:
 
     @property
     def assurance(self) -> str:
-        """What kind of number ε is."""
+        """Whether ε is exact, a bound or certified, in words."""
         return {
             "exact": "exact",
             "bound": "a proven upper bound",
@@ -216,7 +222,7 @@ class Statement:
         )
 
     def rows(self) -> list[tuple[str, str]]:
-        """What the guarantee rests on: a name and a value each."""
+        """The facts that the guarantee depends on, as pairs of a name and a value."""
         course = [
             ("Steps", f"{self.steps_taken} of {self.num_steps} released"),
             ("Whole run", f"ε = {rounded_up(self.planned_epsilon)} at the plan's δ"),
@@ -278,14 +284,14 @@ class Statement:
 
     @property
     def _sensitivity(self) -> str:
-        """The sensitivity in words; "" where ε does not follow from it."""
+        """The sensitivity in words; "" if ε does not follow from it."""
         if not self.by_sensitivity:
             return ""
         kind = "exact" if self.sensitivity_exact else "upper bound"
         return f"{rounded_up(self.sensitivity, 6)}, {kind}"
 
     def to_text(self) -> str:
-        """One page for a person."""
+        """The statement as one page of text."""
         import textwrap  # deferred for a quick import
 
         rows = self.rows()
@@ -301,13 +307,13 @@ def stream(rounds: int, *, exact: bool = False) -> str:
 
 
 def _remainder(epsilon: float, num_steps: int, num_parameters: int) -> float:
-    """What the end of the normals adds to δ at most: (1 + e^ε)·τ."""
+    """The most that the truncation of the normals adds to δ: (1 + e^ε)·τ."""
     tau = truncation(num_steps, num_parameters)
     return min(1.0, (1.0 + math.exp(min(epsilon, 500.0))) * tau * (1.0 + 1e-15))
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers came from."""
+    """The versions of Python, corrnoise and the imported libraries."""
     import platform  # deferred for a quick import
     from importlib import metadata
 

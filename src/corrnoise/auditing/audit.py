@@ -11,19 +11,22 @@ from corrnoise.auditing.bounds import Counts
 
 @dataclass(frozen=True)
 class Audit:
-    """What the canaries of a run show about its ε.
+    """The result of an audit: a lower bound on ε from canaries, beside the claimed ε.
+
+    With probability ``confidence`` the lower bound is at most the engine's true ε at ``delta``. So
+    a bound above the claim refutes the claim at this confidence; a bound below it proves nothing.
 
     Attributes:
-        claim: the ε that was claimed, at ``delta``.
-        lower_bound: the ε that the outputs show, with this ``confidence``.
+        claim: the claimed ε, at ``delta``.
+        lower_bound: the lower bound on ε, at ``delta``.
         delta: δ of both.
-        confidence: the probability, over noise, batches and coins, that the bound is below ε.
-        num_canaries: examples whose gradients were canaries, in or out.
-        statistic: what the guesses were made from.
+        confidence: the probability, over noise, batches and coins, that the bound is at most ε.
+        num_canaries: the number of canaries, in or out.
+        statistic: the name of the statistic that the guesses used.
         guess: whether the counted guess was "in" or "out".
-        counts: of the canaries that the bound was computed from.
-        mechanism: in words.
-        sampling: its name.
+        counts: the counted guesses, from which the bound is computed.
+        mechanism: the mechanism, in words.
+        sampling: the name of the sampling.
         num_steps: n.
         noise_multiplier: σ.
     """
@@ -43,12 +46,12 @@ class Audit:
 
     @property
     def violated(self) -> bool:
-        """Whether the outputs show more than what was claimed."""
+        """Whether the lower bound is above the claim."""
         return self.lower_bound > self.claim
 
     @property
     def ratio(self) -> float:
-        """The bound over the claim; 1 is a tight audit, and more is a violation."""
+        """The bound over the claim: near 1 the audit is tight, above 1 the claim is violated."""
         return self.lower_bound / self.claim if self.claim > 0.0 else float(self.lower_bound > 0.0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,7 +59,7 @@ class Audit:
         return {**asdict(self), "violated": self.violated}
 
     def to_text(self) -> str:
-        """A few lines for a person."""
+        """The result in a few lines of text."""
         c = self.counts
         words = "MORE than claimed" if self.violated else "no more than claimed"
         return (

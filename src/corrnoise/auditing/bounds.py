@@ -1,4 +1,4 @@
-r"""From counts of right and wrong guesses to a lower bound on ε.
+r"""A lower bound on ε from counts of right and wrong guesses.
 
 A guess says "in" for the outputs in a set S. A mechanism that is (ε, δ)-DP has, for every S and in
 both directions,
@@ -6,12 +6,13 @@ both directions,
     P(S) ≤ e^ε Q(S) + δ,        hence    ε ≥ log((P(S) - δ)/Q(S)),
 
 with P the law of the outputs with the example and Q without it. S must be chosen without looking at
-the outputs that are counted. Then the hits of canaries that are in, and those of canaries that are
-out, are independent trials, as noise and batches of different canaries are independent. Clopper and
-Pearson's bounds hold for P(S) from below and for Q(S) from above, each with half of the failure
-probability. Where trials have different probabilities, they bound the means of these: Hoeffding
-(1956) showed that, beyond one from its mean, the tails of a sum of independent trials are no
-heavier than those of a binomial of the same mean, and the inequality above holds for means too.
+the outputs that are counted. Then the guesses for canaries that are in, and those for canaries that
+are out, are independent trials, as noise and batches of different canaries are independent.
+
+Clopper and Pearson's method gives a lower bound of P(S) and an upper bound of Q(S), each with half
+of the failure probability. If trials have different probabilities, these are bounds of their means:
+Hoeffding (1956) showed that, more than one away from the mean, a sum of independent trials has no
+heavier tails than a binomial with the same mean. The inequality above holds for means too.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Counts:
-    """How often a guess was made.
+    """How often a guess was made, among canaries where it is right and where it is wrong.
 
     Attributes:
-        hits: among canaries where it is right.
-        trials: the canaries where it is right.
-        alarms: among canaries where it is wrong.
-        others: the canaries where it is wrong.
+        hits: how often it was made where it is right.
+        trials: the number of canaries where it is right.
+        alarms: how often it was made where it is wrong.
+        others: the number of canaries where it is wrong.
     """
 
     hits: int
@@ -43,9 +44,11 @@ class Counts:
 
 
 def epsilon_lower_bound(counts: Counts, delta: float, confidence: float) -> float:
-    """A value that ε is below with probability at most 1 - ``confidence``, at this δ.
+    """A lower bound on ε at this δ, wrong with probability at most 1 - ``confidence``.
 
-    Never below 0: every mechanism has ε ≥ 0.
+    It is log((p - δ)/q), at least 0, with Clopper and Pearson's lower bound p of hits/trials and
+    upper bound q of alarms/others. It assumes independent trials, and guesses that were chosen
+    without looking at these counts (see the module's docstring).
 
     >>> round(epsilon_lower_bound(Counts(900, 1000, 50, 1000), 1e-2, 0.95), 3)
     2.588
@@ -64,7 +67,7 @@ def epsilon_lower_bound(counts: Counts, delta: float, confidence: float) -> floa
 def lower_bounds(
     hits: Ints, trials: int, alarms: Ints, others: int, delta: float, confidence: float
 ) -> Array:
-    """``epsilon_lower_bound`` of many counts at once."""
+    """``epsilon_lower_bound`` for many counts at once."""
     from scipy.stats import beta
 
     if trials == 0 or others == 0:

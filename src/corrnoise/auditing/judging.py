@@ -1,24 +1,25 @@
-r"""From what canaries released to a lower bound on ε.
+r"""A lower bound on ε from the outputs of a run with canaries.
 
 A canary is an example whose gradient is one direction of its own, clipped to norm 1 (in units of
 the clip norm). In that direction a run releases a vector x of n numbers. If the canary is out,
 x = σC⁻¹z, with covariance Σ = σ²C⁻¹C⁻ᵀ; if it is in, x = π + σC⁻¹z, where π has a one at every step
 that takes the canary. For one π the logarithm of the likelihood ratio is πᵀΣ⁻¹x - πᵀΣ⁻¹π/2, and a
-sampling averages the ratio over the π that it may draw (``Sampling.log_ratio``). No guess beats a
-threshold on it, so for a correct engine it is the best statistic.
+sampling averages the ratio over the π that it may draw (``Sampling.log_ratio``). By the lemma of
+Neyman and Pearson no guess is better than a threshold on this ratio, so for a correct engine it is
+the best statistic.
 
-An engine that is wrong may release something else. So the canaries are divided at random:
+A faulty engine may release something else. So the canaries are divided at random:
 
-* a tenth of them *fits* what the engine does: the covariance of x where the canary is out, and the
-  mean of x where it is in, for each batch of the first epoch;
-* a fifth of them *chooses* a statistic, a guess and a threshold. The statistics are the likelihood
-  ratio as claimed; the same as fitted, and the largest entry of Cx, which finds noise that was cut
-  off, where they promise clearly more;
-* the others are counted, once. What was fitted and chosen does not depend on them.
+* A tenth of them is used to *fit* what the engine does: the covariance of x for canaries that are
+  out, and the mean of x for those that are in, for each batch of the first epoch.
+* A fifth of them is used to *choose* a statistic, a guess and a threshold. The statistics are the
+  likelihood ratio of the claimed engine, that of the fitted engine, and the largest entry of Cx,
+  which finds truncated noise. The last two are taken only if they promise a clearly larger bound.
+* The others are counted, once. The fit and the choice do not depend on them.
 
-The bound has its confidence for every engine whose outputs in different directions are independent,
-as those of a right engine are. So a bound above the claim refutes, at this confidence, that the
-engine is right.
+The confidence of the bound holds for every engine whose outputs in different directions are
+independent, as those of a correct engine are. So a bound above the claim refutes, at this
+confidence, that the engine is correct.
 """
 
 from __future__ import annotations
@@ -40,27 +41,27 @@ Truths = npt.NDArray[np.bool_]
 Score = Callable[[npt.NDArray[np.int64]], Array]
 
 _FIT, _CHOOSE = 0.1, 0.2
-# Thresholds that are tried for each statistic and guess.
+# How many thresholds are tried for each statistic and guess.
 _THRESHOLDS = 400
-# What another statistic must promise more than the one before it.
+# A further statistic is taken only if it promises a bound that is larger by this.
 _MARGIN = 0.1
-# A mean is taken as fitted where it is this many standard errors from what is expected.
+# A fitted mean replaces the expected one if it differs by this many standard errors.
 _DEVIATION = 5.0
-# A fit needs this many canaries for each step.
+# A fit needs at least this many canaries for each step.
 _CANARIES_PER_STEP = 10
-# The least variance of a fit, relative to the largest: for noise that repeats itself.
+# The least variance of a fit, relative to the largest; it matters for noise that repeats itself.
 _LEAST_VARIANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class Canaries:
-    """What a run of canaries released.
+    """The outputs of a run with m canaries over n steps.
 
     Attributes:
-        outputs: what was released at each step in the direction of each canary, n × m, in units of
-            the clip norm and before any division.
-        taken: whether the step's batch has the canary, n × m, whether it is in or out.
-        present: whether the canary is in; from fair coins that depend on nothing else.
+        outputs: the released value of each step in the direction of each canary, n × m, in units
+            of the clip norm and before any division.
+        taken: whether the step's batch has the canary, n × m, be the canary in or out.
+        present: whether the canary is in, length m, from independent fair coins.
     """
 
     outputs: npt.NDArray[np.float32]
@@ -85,15 +86,18 @@ def judge(
     confidence: float = 0.999,
     seed: int = 0,
 ) -> Audit:
-    """The ε that canaries show, beside the claim.
+    """A lower bound on the ε of an engine, from the outputs of canaries, beside the claim.
+
+    The bound is at most the engine's true ε with probability at least ``confidence``, if outputs in
+    different directions are independent. ``PrivacyEngine.audit`` runs the canaries and calls this.
 
     Args:
-        calibration: what was claimed: mechanism, noise, sampling, ε and δ.
-        canaries: what was released.
+        calibration: the claim: mechanism, noise, sampling, ε and δ.
+        canaries: the outputs of the run.
         claim: the ε claimed at ``delta``; the calibration's own by default.
         delta: δ of claim and bound; the calibration's by default.
-        confidence: the probability that the bound is below the engine's ε.
-        seed: of the division into three parts.
+        confidence: the probability that the bound is at most the engine's ε.
+        seed: the seed of the division of the canaries into three parts.
     """
     confidence = checks.probability("confidence", confidence)
     delta = calibration.delta if delta is None else checks.probability("delta", delta)
@@ -134,7 +138,7 @@ def _statistics(
     """The statistics by name, each a function of the indices of canaries."""
     c = calibration
     n, sigma = c.participation.num_steps, c.noise_multiplier
-    # C/σ, which makes the noise white
+    # C/σ whitens the noise
     white = np.linalg.inv(c.mechanism.noising_matrix(n)) / sigma
 
     def ratio(precision: Array, means: Array | None) -> Score:
@@ -180,7 +184,7 @@ def _means(
 ) -> Array:
     """The mean outputs of canaries that are in, by the batch of the first epoch that has them.
 
-    Entries are the expected ones, 0 and 1, unless the data clearly say otherwise.
+    Entries have the expected values 0 and 1, unless the outputs clearly differ from them.
     """
     n = len(spread)
     steps = np.arange(n)
@@ -197,7 +201,7 @@ def _means(
 
 
 def first_taken(taken: Truths, num_bins: int) -> npt.NDArray[np.int64]:
-    """The first step of the first epoch whose batch has each canary; -1 where none has."""
+    """For each canary, the step of the first epoch whose batch has it; -1 if none has it."""
     head = taken[:num_bins]
     return np.where(head.any(axis=0), np.argmax(head, axis=0), -1)
 
@@ -210,13 +214,13 @@ def _threshold(
     delta: float,
     confidence: float,
 ) -> tuple[float, float]:
-    """The bound to expect of as many canaries as will be counted, and the threshold that has it."""
+    """The largest expected bound for the number of canaries to be counted, and its threshold."""
     signed, right = (values, present) if guess == "in" else (-values, ~present)
     trials, others = size if guess == "in" else size[::-1]
     quantiles = 1.0 - np.geomspace(1.0 / len(values), 0.999, _THRESHOLDS)
     candidates = np.unique(np.quantile(signed, quantiles))
     hits = _above(signed[right], candidates) / max(np.count_nonzero(right), 1)
-    # One alarm more: where there were none by luck, there will be some.
+    # One more alarm, since no alarms among these canaries may have been luck.
     alarms = (_above(signed[~right], candidates) + 1) / (np.count_nonzero(~right) + 1)
     found = lower_bounds(
         np.floor(hits * trials).astype(np.int64),

@@ -1,4 +1,4 @@
-"""Evidence for a reviewer: the files of a run, checked against each other and computed again."""
+"""Verification for reviewers: the files of a run are compared, and their numbers recomputed."""
 
 from corrnoise.evidence.findings import Finding, Verdict
 from corrnoise.evidence.questions import Answer, checklist, checklist_text

@@ -1,4 +1,4 @@
-"""What a verification found: one finding for each check, and the page that lists them."""
+"""The result of a verification: one finding for each check, and a page that lists them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from corrnoise import _checks as checks
 
 # The relative difference that rounding may make between two computations of the same number.
 ROUNDING = 1e-9
-# How many differences between two values are named.
+# The most differences between two values that a finding names.
 _MOST_NAMED = 3
 
 
@@ -21,7 +21,7 @@ class Finding:
     """The outcome of one check.
 
     Attributes:
-        file: the file that it is about.
+        file: the name of the checked file.
         check: what was checked, in a few words.
         status: "holds", "differs", or "unchecked" where the files at hand do not allow the check.
         detail: the numbers, or what differs, in one line.
@@ -38,8 +38,8 @@ class Verdict:
     """The findings of a folder.
 
     Attributes:
-        folder: that was verified.
-        findings: in the order of the checks.
+        folder: the folder that was verified.
+        findings: the findings, in the order of the checks.
     """
 
     folder: str
@@ -61,7 +61,7 @@ class Verdict:
         return {"folder": self.folder, "holds": self.holds, "findings": findings}
 
     def to_text(self) -> str:
-        """One page for a person."""
+        """The findings as one page of text."""
         unseen = sum(each.status == "unchecked" for each in self.findings)
         made, failed = len(self.findings) - unseen, len(self.differences)
         head = f"{self.folder}: " + (
@@ -80,26 +80,26 @@ class Verdict:
 
 @dataclass
 class Findings:
-    """Findings that are being collected."""
+    """Collects the findings of a verification."""
 
     found: list[Finding] = field(default_factory=list[Finding])
 
     def holds(self, file: str, check: str, detail: str = "") -> None:
-        """Note a check that was passed."""
+        """Record a check that passed."""
         self.found.append(Finding(file, check, "holds", detail))
 
     def differs(self, file: str, check: str, detail: str) -> None:
-        """Note a check that failed."""
+        """Record a check that failed."""
         self.found.append(Finding(file, check, "differs", " ".join(detail.split())))
 
     def unchecked(self, file: str, check: str, detail: str) -> None:
-        """Note what could not be checked, and why."""
+        """Record a check that could not be made, and why."""
         self.found.append(Finding(file, check, "unchecked", detail))
 
     def same(
         self, file: str, check: str, stated: Any, expected: Any, detail: str = "", rel: float = 0.0
     ) -> None:
-        """Check that two plain values are the same, numbers up to a relative difference."""
+        """Check that two plain values are equal, numbers up to a relative difference."""
         different = differences(stated, expected, rel)
         if not different:
             self.holds(file, check, detail)
@@ -109,7 +109,7 @@ class Findings:
         self.differs(file, check, words)
 
     def attempt(self, file: str, check: str, make: Callable[[], Any], detail: str = "") -> Any:
-        """The result of a computation that raises a ``ValueError`` where a check fails."""
+        """The result of a computation; a ``ValueError`` is a failed check and gives ``None``."""
         found = None
         with self.guarded(file, check):
             found = make()
@@ -118,7 +118,7 @@ class Findings:
 
     @contextmanager
     def guarded(self, file: str, check: str) -> Generator[None]:
-        """Note a ``ValueError`` as a check that failed."""
+        """Record a ``ValueError`` within the block as a check that failed."""
         try:
             yield
         except (ValueError, ArithmeticError, OSError) as problem:
@@ -126,7 +126,7 @@ class Findings:
 
 
 def differences(stated: Any, expected: Any, rel: float = 0.0, where: str = "") -> list[str]:
-    """Where two plain values differ: "path: stated …, expected …" each."""
+    """The differences of two plain values, each as "path: stated …, expected …"."""
     here = where or "value"
     if isinstance(stated, Mapping) and isinstance(expected, Mapping):
         one, other = cast(Mapping[str, Any], stated), cast(Mapping[str, Any], expected)

@@ -1,4 +1,4 @@
-"""The ledger of a run, against its run file and its key."""
+"""Checks of a run's ledger, against its run file and its key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TYPES = {
 
 
 def check(book: Path, folder: Path, run: Run | None, keys: Sequence[Key], found: Findings) -> None:
-    """Check the ledgers of one run: that of the first process, and those of the others."""
+    """Check the ledgers of all processes of a run."""
     others = sorted(book.parent.glob(f"{book.name}.rank*"))
     counts: list[int] = []
     for rank, path in enumerate([book, *others]):
@@ -61,7 +61,7 @@ def fingerprints(books: Iterable[Path]) -> set[str]:
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
-    """The entries of a ledger whose lines are well formed and in order, or raise."""
+    """The entries of a ledger; raises unless its lines are well formed and in order."""
     lines, rest = read_lines(path)
     for number, line in enumerate(lines, start=1):
         if not _LINE.fullmatch(line):
@@ -101,7 +101,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _released(entries: Sequence[dict[str, Any]]) -> int:
-    """How many steps were released: those that no resume took back."""
+    """How many steps were released, without steps that a resume dropped."""
     steps = 0
     for entry in entries[1:]:
         steps = entry.get("resumed", steps + ("step" in entry))
@@ -116,7 +116,7 @@ def _check_header(
     if plan is None:
         return
     if run is not None:
-        # As text: fields that readers skip, and every digit.
+        # Compared as text, with every digit and the fields that readers skip.
         found.same(name, "the plan of the run file", json.loads(header["plan"]), run.plan.to_dict())
     else:
         c = plan.calibration
@@ -140,7 +140,7 @@ def _check_header(
             "noise": f"{exact}chacha{plan.rounds}" if stream else "torch",
             "settings": {k: run.settings[k] for k in own if k in run.settings},
         }
-        if isinstance(header["max_grad_norm"], list):  # one for each layer: C is their norm
+        if isinstance(header["max_grad_norm"], list):  # one per layer: C is their Euclidean norm
             norm = sum(float(c) ** 2 for c in header["max_grad_norm"]) ** 0.5
             header = {**header, "max_grad_norm": norm}
     stated = {key: header[key] for key in expected}

@@ -1,7 +1,7 @@
 """A reviewer's questions about a run, answered from its own files.
 
-The questions follow the subjects of NIST SP 800-226 (2025), from the parameters down to how the
-data were collected. What the files of a run cannot know is marked as a question for its owner.
+The questions follow the subjects of NIST SP 800-226 (2025), from the parameters to the collection
+of the data. A question that the files cannot answer is marked as open, for the owner of the run.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from corrnoise.records import Run, Statement
 
 @dataclass(frozen=True)
 class Answer:
-    """One question of a reviewer.
+    """One question of a reviewer, with its answer.
 
     Attributes:
-        subject: in a few words.
-        question: in full.
-        answer: from the run's files, or what its owner has to add.
-        open: whether the owner has to answer, in part at least, or something is wrong.
+        subject: the subject in a few words.
+        question: the full question.
+        answer: the answer from the run's files, or what its owner must add.
+        open: whether the owner must answer, at least in part, or something is wrong.
     """
 
     subject: str
@@ -31,7 +31,7 @@ class Answer:
 
 
 def checklist(run: Run) -> list[Answer]:
-    """The questions, with what the run's plan, statement and settings answer."""
+    """A reviewer's questions, answered from the plan, the statement and the settings of a run."""
     s, c = run.statement, run.plan.calibration
     ratio = s.delta * s.num_examples
     against = "below" if ratio < 1.0 else "NOT below"
@@ -165,7 +165,7 @@ def checklist(run: Run) -> list[Answer]:
 
 
 def _influence(statement: Statement) -> str:
-    """What bounds the influence of an example in all its steps."""
+    """What bounds the influence of one example over all of its steps."""
     if not statement.by_sensitivity:
         return f"what it adds in all its steps is priced by: {statement.accountant}"
     kind = "exact" if statement.sensitivity_exact else "an upper bound"
@@ -173,7 +173,7 @@ def _influence(statement: Statement) -> str:
 
 
 def checklist_text(answers: list[Answer]) -> str:
-    """The checklist for a person; "[ ]" marks what is left to its owner, and what is wrong."""
+    """The checklist as text; "[ ]" marks questions that are open, or where something is wrong."""
     parts: list[str] = []
     for each in answers:
         mark = "[ ]" if each.open else "[x]"

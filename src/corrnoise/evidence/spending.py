@@ -1,10 +1,10 @@
-"""Whether every ε of a run, in its statement and its records, is one that verification can prove.
+"""Verification of every ε in the statement and the records of a run.
 
-A run states the plan's ε after its last step. Along the way it states a bound with no random draws,
-where a certificate would take seconds. Searches for such a bound end within a percent of the least
-one, at a place that depends on the prices before it: a run that was resumed states another valid
-bound than one that was not. So verification searches for no ε. It computes δ at the stated ε, for
-the stated number of steps: where that is at most the plan's δ, the stated ε is proven.
+After its last step a run states the plan's ε. Before, it states a bound with no random draws if a
+certificate would take seconds. A search for such a bound ends within a percent of the least one;
+its result depends on the searches before it, so a resumed run may state another valid bound. So
+verification does not search for ε. It computes δ at the stated ε, for the stated number of steps.
+If that is at most the plan's δ, the stated ε is proven.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Claim:
     """An ε that a run states.
 
     Attributes:
-        place: where it stands.
-        steps: the number of steps that it is for.
+        place: the field of the run that states it.
+        steps: the number of steps that it is stated for.
         epsilon: ε.
         drawn: whether a certificate by random draws may prove it.
-        exact: whether it is stated as the exact cost, so that more is wrong too.
+        exact: whether it is stated as the exact cost, so that a larger value is wrong too.
     """
 
     place: str
@@ -39,14 +39,15 @@ class Claim:
 
 
 def problem(run: Run) -> str:
-    """The first ε of a run that cannot be proven, with what can; "" where there is none.
+    """A message about the first ε of a run that cannot be proven; "" if all are proven.
 
-    No ε below what this computes is accepted, and none above that of the whole run. One between
-    them is, unless the statement calls it exact: a run that goes on from an older checkpoint
-    records the ε of all the steps that it released, not of those behind the checkpoint alone.
+    An ε below the one computed here is refused, and one above that of the whole run too. An ε
+    between them is accepted, unless the statement calls it exact: a run that continues from an
+    older checkpoint records the ε of all steps that it released, not only of the steps before the
+    checkpoint.
 
     Raises:
-        ValueError: a number of steps is none of the plan's.
+        ValueError: a number of steps is not in [0, num_steps].
     """
     whole = run.plan.calibration
     with np.errstate(all="ignore"):
@@ -55,7 +56,7 @@ def problem(run: Run) -> str:
 
 
 def states_bound(run: Run) -> bool:
-    """Whether the statement is for a part of a certified run, and gives a bound with no draws."""
+    """Whether the statement is for a part of a certified run and states a bound with no draws."""
     whole, stated = run.plan.calibration, run.statement
     part = whole.kind == "certified" and stated.epsilon < whole.epsilon * (1.0 - ROUNDING)
     return part and stated.kind == "bound"
@@ -99,7 +100,7 @@ def _bounded(whole: Calibration, claim: Claim) -> bool:
 
 
 def _least(whole: Calibration, claim: Claim) -> float:
-    """The ε that is computed for these steps: a bound, or a certificate where that may be."""
+    """The ε that is computed for these steps: a bound, or a certificate if that is allowed."""
     if claim.drawn:
         return whole.spent(claim.steps)
     bound = whole.sampling.epsilon(

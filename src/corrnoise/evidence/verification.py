@@ -1,13 +1,13 @@
-"""``verify``: from the files of a run, every number again, and whether the files agree.
+"""``verify``: compare the files of a run, and compute every number again.
 
 The files of a run repeat each other: the plan is in the run file, in the header of the ledger and
 in the report; the statement is in the run file, as text, and on the report's page. Each copy is
-compared with the others, and every number that follows from others is computed again: the price of
-the noise, the sensitivity, the ε of the steps that were released, the errors, the text of the
-statement and the page of the report.
+compared with the others. Every number that follows from others is computed again: δ of the noise,
+the sensitivity, the ε of the released steps, the errors, the text of the statement and the page of
+the report.
 
-What this cannot see without the key is named in the verdict: whether the ledger's own lines are
-those that the run wrote. With the key their codes are checked.
+Whether the ledger's lines are those that the run wrote can be checked only with the key, by their
+codes. Without the key the verdict lists this check as unchecked.
 """
 
 from __future__ import annotations
@@ -41,20 +41,24 @@ def verify(
 ) -> Verdict:
     """Check the files of a run against each other, and compute every number again.
 
+    A certificate is repeated with its recorded seed, which takes as long as the certificate did.
+    Checks that the files do not allow are listed as "unchecked", not as failed.
+
     Args:
-        folder: what ``corrnoise train --out`` wrote, or any folder with some of: ``run.json`` or
-            ``run-*.json``, ``ledger`` (of other ranks too), ``statement.txt``, ``report.html``.
+        folder: a folder that ``corrnoise train --out`` wrote, or any folder with some of these:
+            ``run.json`` or ``run-*.json``, ``ledger`` (of other ranks too), ``statement.txt``,
+            ``report.html``.
         keys: the key files of the runs, to check the codes of the ledgers.
 
     Returns:
-        the verdict; ``holds`` says whether every check was passed.
+        the verdict; ``holds`` says whether no check failed.
 
     Raises:
         ValueError: the folder has none of these files.
     """
     place, found = Path(folder), Findings()
     run_files = run_files_of(place)
-    # Runs that were compared have a folder each, with the name of the run.
+    # Each of several compared runs has a folder of its own, named by the run.
     labels = [path.stem.removeprefix("run-") for path in run_files if path.stem != "run"]
     books = [b for b in (place / "ledger", *(place / n / "ledger" for n in labels)) if b.exists()]
     page, text = place / _REPORT, place / _TEXT
@@ -92,18 +96,18 @@ def verify(
 
 
 def runs(folder: str | os.PathLike[str]) -> list[Run]:
-    """The runs whose files are in a folder; ``verify`` says whether they can be believed."""
+    """The runs whose files are in a folder, as they are written; ``verify`` checks them."""
     return [Run.from_json(path.read_text(encoding="utf-8")) for path in run_files_of(folder)]
 
 
 def run_files_of(folder: str | os.PathLike[str]) -> list[Path]:
-    """The run files of a folder: ``run.json``, or ``run-*.json`` of runs that were compared."""
+    """The run files of a folder: ``run.json``, or ``run-*.json`` of several compared runs."""
     place = Path(folder)
     return sorted([*place.glob("run.json"), *place.glob("run-*.json")])
 
 
 def _run(path: Path, found: Findings) -> Run | None:
-    """The run of a file, if it can be read, with the fields that readers skip compared."""
+    """The run of a file, if it can be read; the fields that readers skip are compared too."""
     name = path.name
 
     def opened() -> tuple[dict[str, Any], Run]:
@@ -120,11 +124,11 @@ def _run(path: Path, found: Findings) -> Run | None:
 
 
 def _check_numbers(name: str, run: Run, found: Findings) -> None:
-    """Price the plan, and compute the statement and the records again."""
+    """Verify the plan, and compute the statement and the records again."""
     plan, stated = run.plan, run.statement
     c = plan.calibration
     budget = f"ε = {rounded_up(c.epsilon)} at δ = {rounded_up(c.delta, 3)}, {c.assurance}"
-    # A copy, since a plan that this process made is not verified again.
+    # A copy, since plans that this process made are not verified again.
     copy = dataclasses.replace(plan)
     found.attempt(name, "plan: noise gives ε at δ", copy.verified, budget)
     with found.guarded(name, "plan: its numbers can be computed again"):
@@ -152,7 +156,7 @@ def _check_numbers(name: str, run: Run, found: Findings) -> None:
 
 
 def _check_plan(name: str, plan: Plan, found: Findings) -> None:
-    """Compare a plan's other numbers with those that follow from its calibration."""
+    """Compare the other numbers of a plan with those that follow from its calibration."""
     c = plan.calibration
     least = c.sampling.least_error(c.mechanism.workload, c.participation, c.epsilon, c.delta)
     if plan.lower_bound is not None:
@@ -211,7 +215,7 @@ def _check_statement(name: str, run: Run, found: Findings) -> None:
 
 
 def _stated_again(run: Run) -> Statement:
-    """The statement that the plan and the steps of a run give, with the ε that the run states."""
+    """The statement that follows from the plan and the steps of a run, with the stated ε."""
     plan, stated = run.plan, run.statement
     again = Statement.of(
         plan,
@@ -248,7 +252,7 @@ def _check_text(path: Path, runs: Sequence[Run], found: Findings) -> None:
 
 
 def _check_page(path: Path, runs: Sequence[Run], found: Findings) -> None:
-    """Make the page of the report again from the runs, and compare."""
+    """Compute the page of the report from the runs again, and compare."""
     if not path.exists():
         found.unchecked(path.name, "page of the runs", "not here")
         return
@@ -288,6 +292,6 @@ def _check_page(path: Path, runs: Sequence[Run], found: Findings) -> None:
 
 
 def _in_order(labels: Sequence[str], runs: Sequence[Run]) -> list[Run]:
-    """The runs in the order of a page that names them, and those that it does not name last."""
+    """The runs in the order in which a page names them; runs that it does not name are last."""
     places = {label: place for place, label in enumerate(labels)}
     return sorted(runs, key=lambda run: places.get(run.label, len(places)))

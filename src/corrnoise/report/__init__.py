@@ -1,7 +1,7 @@
 """A report on a plan or on runs: one HTML file that opens from disk and loads no other file.
 
-``kit`` draws and knows nothing of plans; ``evidence`` gathers the numbers; the other modules are
-the sections of the page.
+``kit`` draws and knows nothing about plans, ``evidence`` collects the numbers, and the other
+modules are the sections of the page.
 """
 
 from corrnoise import _extras

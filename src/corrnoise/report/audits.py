@@ -1,4 +1,4 @@
-"""The audit: what was claimed, and what canaries showed."""
+"""The section on audits: the claims, and the lower bounds from canaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers behind the page: what a plan and its runs say, and the few that are priced here."""
+"""The numbers of the page: those of a plan and its runs, and a few that are computed here."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class StepError:
     """The error that the noise of a mechanism causes in the model, per unit of clip norm.
 
     Attributes:
-        label: of the mechanism or its run.
-        color: of its curves on the page.
-        independent: whether its noise is independent in every step: DP-SGD.
-        sampling: the name of how its batches are drawn.
+        label: the label of the mechanism or its run.
+        color: the number of the colour of its curves.
+        independent: whether its noise is independent in every step (DP-SGD).
+        sampling: the name of its sampling.
         noise_multiplier: σ.
-        kind: "exact", "bound", "certified" or "estimate": what σ is.
-        steps: root of the expected squared error of each step.
-        mean: root of their mean square.
-        remains: standard deviation that the first step's noise has in the model at each step.
+        kind: "exact", "bound", "certified" or "estimate": the kind of number that σ is.
+        steps: the root of the expected squared error of each step.
+        mean: the root mean square of ``steps``.
+        remains: the standard deviation of the first step's noise in the model at each step.
     """
 
     label: str
@@ -51,13 +51,13 @@ class StepError:
 
 @dataclass(frozen=True)
 class Spending:
-    """ε against steps.
+    """ε as a function of steps.
 
     Attributes:
-        label: of the run or plan.
-        color: of its curve.
+        label: the label of the run or plan.
+        color: the number of the colour of its curve.
         steps: numbers of steps, from 0.
-        epsilons: what they spend.
+        epsilons: the ε that these steps spend.
     """
 
     label: str
@@ -71,14 +71,14 @@ class Evidence:
     """All that the page shows.
 
     Attributes:
-        plan: the plan, or the first run's.
+        plan: the plan, or the first run's plan.
         runs: the run that the page is about, and those that it is compared with.
-        statement: of the first run, or of the plan.
-        errors: of the plan's mechanism, of comparable runs, and of DP-SGD where a better one is
-            known than theirs.
-        spending: ε against steps, one for each run or one for the plan.
-        recorded: whether the runs recorded their spending; else it was computed for the page.
-        lower_bound: of the mean error; ``None`` where none is known.
+        statement: the statement of the first run, or of the plan.
+        errors: the errors of the plan's mechanism, of comparable runs, and of DP-SGD if a better
+            DP-SGD is known than theirs.
+        spending: ε as a function of steps, for each run or for the plan.
+        recorded: whether the runs recorded their spending; otherwise it is computed for the page.
+        lower_bound: a lower bound on the mean error; ``None`` if none is known.
     """
 
     plan: Plan
@@ -91,7 +91,7 @@ class Evidence:
 
     @staticmethod
     def of(plan: Plan | None, runs: Sequence[Run]) -> Evidence:
-        """Gather it: seconds where ε has to be certified because no run recorded it."""
+        """Collect the numbers; seconds if ε must be certified, as no run recorded it."""
         if plan is None and not runs:
             raise ValueError("plan or runs must be given, got neither; pass a Plan or a Run")
         if plan is not None and runs and runs[0].plan != plan:
@@ -102,7 +102,7 @@ class Evidence:
         subject = runs[0].plan if plan is None else plan
         statement = runs[0].statement if runs else Statement.of(subject)
         spending = tuple(_recorded(color, run) for color, run in enumerate(runs))
-        # Every curve starts at 0; what matters is whether it has another point.
+        # Every curve has the point at 0 steps; a recorded curve has more.
         recorded = bool(runs) and all(len(spent.steps) > 1 for spent in spending)
         if not recorded:
             spending = (_computed(subject, statement.steps_taken),)
@@ -125,9 +125,9 @@ class Evidence:
 
     @property
     def baseline(self) -> StepError | None:
-        """The best DP-SGD at the same budget, whichever batches it has.
+        """The best DP-SGD at the same budget, with any sampling.
 
-        ``None`` where the plan's own mechanism is DP-SGD.
+        It is ``None`` if the plan's own mechanism is DP-SGD.
         """
         if self.errors[0].independent:
             return None
@@ -135,12 +135,12 @@ class Evidence:
 
 
 def family_label(name: str) -> str:
-    """A family as one says it; the name itself where this version does not know the family."""
+    """The label of a family; its name if this version does not know the family."""
     return mechanisms.get(name).label if name in mechanisms.names() else name
 
 
 def alternative_label(alternative: Alternative) -> str:
-    """The label of an alternative, with the family as one says it."""
+    """The label of an alternative, with the label of its family."""
     return family_label(alternative.name) + alternative.label.removeprefix(alternative.name)
 
 
@@ -150,7 +150,7 @@ def dp_sgd(plan: Plan) -> Mechanism:
 
 
 def with_batches(label: str, sampling: str, plan: Plan) -> str:
-    """A label, with the batches where they are not the plan's."""
+    """A label that names the sampling if it is not the plan's."""
     return label if sampling == plan.sampling.name else f"{label}, {sampling}"
 
 
@@ -159,7 +159,7 @@ def _mean(error: StepError) -> float:
 
 
 def _lower_bound(plan: Plan) -> float | None:
-    """The plan's own, or that of a plan that was made by hand."""
+    """The plan's lower bound; it is computed for a plan that was made by hand."""
     if plan.lower_bound is not None:
         return plan.lower_bound
     c = plan.calibration
@@ -181,7 +181,7 @@ def _errors(plan: Plan, runs: Sequence[Run]) -> list[StepError]:
 
 
 def _comparable(one: Calibration, other: Calibration) -> bool:
-    """Whether two errors are of the same task at the same budget, with batches of one size."""
+    """Whether two errors have the same workload, participation, budget and batch size."""
     return (one.mechanism.workload, one.participation, one.epsilon, one.delta) == (
         other.mechanism.workload,
         other.participation,
@@ -195,11 +195,11 @@ def _rate(sampling: Sampling, calibration: Calibration) -> Fraction:
 
 
 def _independent(plan: Plan, ran: Collection[str], color: int) -> list[StepError]:
-    """DP-SGD at the plan's budget with batches that no run has: of the plan, and priced here."""
+    """DP-SGD at the plan's budget, with samplings that no run has, planned or computed here."""
     mechanism = dp_sgd(plan)
     known = {
         a.sampling: (a.noise_multiplier, a.kind)
-        for a in reversed(plan.alternatives)  # so that the least of each sampling stays
+        for a in reversed(plan.alternatives)  # so that the least error of each sampling is kept
         if a.name == mechanism.name and a.noise_multiplier is not None and a.kind is not None
     }
     for how in _as_secret(plan, mechanism):
@@ -215,10 +215,10 @@ def _independent(plan: Plan, ran: Collection[str], color: int) -> list[StepError
 
 
 def _as_secret(plan: Plan, mechanism: Mechanism) -> list[Sampling]:
-    """The samplings that DP-SGD could take in place of the plan's, and that are priced quickly.
+    """The samplings that DP-SGD may use for the comparison, and whose noise is found quickly.
 
-    Where batches may be secret, DP-SGD need not have those of the plan. Where they may be public,
-    it has the plan's.
+    If the plan's batches are secret, these are all samplings with secret batches. If they are
+    public, it is the plan's own.
     """
     c = plan.calibration
     quick = [

@@ -1,4 +1,4 @@
-"""The top of the page: its title, what it is about, and the main numbers."""
+"""The top of the page: its title, a summary, and the main numbers."""
 
 from __future__ import annotations
 
@@ -150,5 +150,5 @@ def _tile(name: str, value: str, note: str, badge: str = "", kind: str = "tile")
 
 
 def _unbroken(text: str) -> str:
-    """The same text, with hyphens after which a narrow tile starts no new line."""
+    """The same text, with hyphens at which no line is broken."""
     return text.replace("-", "\N{NON-BREAKING HYPHEN}")

@@ -22,9 +22,9 @@ from corrnoise.report.header import header, title
 from corrnoise.report.kit import style
 from corrnoise.report.kit.markup import carried_data, data, joined, tag
 
-# The browser itself refuses whatever is not in the file.
+# With this policy the browser loads nothing from outside the file.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-# Where a page that compares runs names them, in its order.
+# The place where a page that compares runs lists their labels, in its order.
 _LABELS = re.compile(r'<body data-runs="([^"]*)">')
 
 
@@ -34,13 +34,13 @@ def html(
     """The page of a plan, or of a run and those that it is compared with.
 
     It opens from disk, loads no other file and runs no script. Every number comes from the plan and
-    the runs; DP-SGD at the same budget and ε along the way are priced here where they are not
-    recorded, which takes a few seconds where they have to be certified, and else less than one.
+    the runs. Two are computed here if they are not recorded: DP-SGD at the same budget, and ε after
+    fewer steps. This takes a few seconds if they must be certified, otherwise less than one.
 
     Args:
-        plan: a plan; the first run's by default.
-        runs: the run that the page is about, then those to compare it with.
-        audits: of the plan, at one δ or several.
+        plan: the plan; by default the first run's.
+        runs: the run that the page is about, then runs to compare it with.
+        audits: audits of the plan, at one δ or several.
 
     >>> import corrnoise as cn
     >>> plan = cn.plan(num_examples=1000, batch_size=100, epochs=2, epsilon=4, delta=1e-6,
@@ -89,14 +89,22 @@ def write(
     runs: Sequence[Run] = (),
     audits: Sequence[Audit] = (),
 ) -> Path:
-    """Write ``html`` to a file, whole or not at all, and return its path."""
+    """Write ``html`` to a file atomically, and return its path.
+
+    >>> import tempfile, corrnoise as cn
+    >>> plan = cn.plan(num_examples=1000, batch_size=100, epochs=2, epsilon=4, delta=1e-6,
+    ...                sampling="fixed", mechanisms=["dp_sgd", "bisr"])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     read(write(f"{folder}/report.html", plan)) == plan
+    True
+    """
     target = Path(path)
     _files.write(target, html(plan, runs, audits))
     return target
 
 
 def read(path: str | Path) -> Plan:
-    """The plan that a page carries, to the last bit.
+    """The plan that is stored in a page, to the last bit.
 
     Raises:
         ValueError: the file is not such a page, or its plan has another format version.

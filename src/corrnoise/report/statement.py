@@ -1,4 +1,4 @@
-"""The guarantee: the privacy statement, what is spent along the way, and how to verify it."""
+"""The guarantee: the privacy statement, ε as a function of steps, and how to verify it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def spending(evidence: Evidence) -> Markup:
 
 
 def _about_points(evidence: Evidence) -> str:
-    """What kind of numbers the points are, for each run where they differ."""
+    """Whether the points are exact, bounds or certified, for each run if they differ."""
     kinds = [
         (spent.label, _kind(c, recorded=evidence.recorded))
         for spent, c in zip(evidence.spending, evidence.calibrations, strict=True)
@@ -79,7 +79,7 @@ def _about_points(evidence: Evidence) -> str:
 def _kind(calibration: Calibration, *, recorded: bool) -> str:
     if calibration.kind == "certified":
         failure = rounded_up(calibration.failure_probability, 3)
-        if recorded:  # along the way a run states what takes no draws
+        if recorded:  # before its end a run states bounds with no draws
             return (
                 "a proven upper bound (that of the whole run is certified by sampling, with "
                 f"failure probability {failure})"
@@ -124,7 +124,7 @@ def verifying(evidence: Evidence) -> Markup:
 
 
 def lines(evidence: Evidence) -> str:
-    """The Python that recomputes the guarantee."""
+    """Python code that recomputes the guarantee."""
     c, found = evidence.plan.calibration, evidence.statement
     failure = ""
     if c.failure_probability:

@@ -19,8 +19,8 @@ from corrnoise.report.kit.charts import Box, Point, hue
 from corrnoise.report.kit.markup import tag
 from corrnoise.report.kit.numbers import number
 
-# Errors beyond this multiple of the chosen one are drawn at the edge, and a lower bound below that
-# share of it is left out, so that the near ones can be told apart.
+# Errors above this multiple of the chosen one are drawn at the edge, and a lower bound below this
+# fraction of it is left out, so that similar errors can be distinguished.
 _FARTHEST, _LOWEST = 1.35, 0.7
 
 

@@ -122,7 +122,7 @@ def _same_budget(evidence: Evidence) -> str:
 
 
 def _sum(evidence: Evidence) -> str:
-    """What all runs cost together."""
+    """The total privacy cost of all runs."""
     spent = [run.statement for run in evidence.runs]
     epsilon = rounded_up(sum(s.epsilon for s in spent))
     delta = rounded_up(min(1.0, sum(s.delta for s in spent)), 3)
@@ -143,7 +143,7 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 
 def _words(key: str) -> str:
-    """A key as words: its first letter in upper case, the others as they are."""
+    """A key as words, with a capital first letter."""
     return (key[:1].upper() + key[1:]).replace("_", " ")
 
 

@@ -11,24 +11,24 @@ from markupsafe import Markup
 from corrnoise.report.kit.markup import joined, tag
 from corrnoise.report.kit.numbers import number
 
-# One drawing serves a phone at about its own size and a desktop enlarged, with smaller letters: two
-# in a row, or three narrow ones.
+# A drawing is shown on a phone at about this size, and on a desktop enlarged with smaller letters:
+# two in a row, or three narrow ones.
 WIDTH, NARROW, HEIGHT = 370.0, 300.0, 270.0
-CHARACTER = 6.5  # the width of a letter, from above
+CHARACTER = 6.5  # an upper bound of the width of a letter
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values to shares of a length.
+    """A map from values to fractions of a length.
 
     Attributes:
-        label: what it shows, with its unit.
+        label: the label, with the unit.
         low: the value at 0.
         high: the value at 1.
         ticks: round values in between.
         scale: a monotone function; the axis is linear in it.
-        show: a tick as text.
-        tell: any value as text.
+        show: formats a tick.
+        tell: formats any value.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Axis:
     tell: Callable[[float], str] = number
 
     def share(self, value: float) -> float:
-        """Where ``value`` lies between ``low`` and ``high``."""
+        """The position of ``value`` as a fraction of the way from ``low`` to ``high``."""
         low, high = self.scale(self.low), self.scale(self.high)
         return (self.scale(value) - low) / (high - low)
 
@@ -119,10 +119,10 @@ class Frame:
     """A pair of axes on a drawing of height ``HEIGHT``.
 
     Attributes:
-        x: to the right.
-        y: upward.
-        margin: kept free on the right, for labels.
-        width: of the drawing.
+        x: the horizontal axis.
+        y: the vertical axis.
+        margin: the space on the right that is kept free for labels.
+        width: the width of the drawing.
     """
 
     x: Axis
@@ -188,7 +188,7 @@ def spread(
     [6.5, 14.5, 50.0]
     """
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    groups: list[tuple[float, int]] = []  # the mean of the wanted first positions, and a size
+    groups: list[tuple[float, int]] = []  # pairs (mean of the wanted first positions, size)
     for rank, index in enumerate(order):
         start, size = wanted[index] - rank * gap, 1
         while groups and groups[-1][0] > start:

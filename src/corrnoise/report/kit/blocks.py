@@ -1,4 +1,4 @@
-"""The blocks of a page: sections, figures, tables, lists of facts, and what can be unfolded."""
+"""The blocks of a page: sections, figures, tables, lists of facts, and folded content."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def table(
     """A table that scrolls by itself where the screen is narrow.
 
     Args:
-        caption: what it shows.
-        head: names of the columns.
+        caption: the caption of the table.
+        head: the names of the columns.
         rows: cells, as text or markup. The first of each row names it.
         numeric: the columns whose cells are aligned to the right.
         strong: the row that stands out.
@@ -72,7 +72,7 @@ def paragraphs(sentences: Iterable[str]) -> Markup:
 
 
 def folded(content: Markup) -> Markup:
-    """The values of a picture, which the reader can unfold."""
+    """Content that is folded, such as the values of a picture, and that the reader can unfold."""
     return tag("details", tag("summary", "Values"), content)
 
 

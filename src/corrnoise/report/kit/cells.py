@@ -22,9 +22,9 @@ def picture(title: str, matrix: Array, *, values: bool = False) -> Markup:
     """A lower-triangular matrix as coloured cells: blue below 0, orange above 0, none at 0.
 
     Args:
-        title: for screen readers.
-        matrix: entries in [-1, 1].
-        values: write each entry into its cell.
+        title: the title for screen readers.
+        matrix: the matrix, with entries in [-1, 1].
+        values: whether each entry is written into its cell.
     """
     n, left, top = matrix.shape[0], 28.0, 32.0
     size = (NARROW - left - 4.0) / n
@@ -58,7 +58,7 @@ def picture(title: str, matrix: Array, *, values: bool = False) -> Markup:
 
 
 def shade(value: float) -> float:
-    """The opacity of a cell: the square root, so that small entries are visible as well."""
+    """The opacity of a cell: a square root, so that small entries are visible."""
     return round(math.sqrt(min(abs(value), 1.0)), 3)
 
 

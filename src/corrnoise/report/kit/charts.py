@@ -1,7 +1,7 @@
 """Charts as SVG: lines, means beside lines, and points with labels.
 
-Colours are CSS variables, so that light, dark and paper need one drawing. What a mark stands for is
-its ``<title>``, which browsers show beside the pointer.
+Colours are CSS variables, so that one drawing serves light mode, dark mode and print. A mark has a
+``<title>`` that explains it, which browsers show beside the pointer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Line:
         x: abscissae, ascending.
         y: ordinates.
         dashed: to tell two curves of one colour apart.
-        what: the name of the ordinate, for the marks.
+        what: the name of the ordinate, for the titles of marks.
     """
 
     label: str
@@ -45,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mean:
-    """One value beside the curves, with its label; no colour is for a bound."""
+    """One value beside the curves, with its label; a bound has no colour."""
 
     label: str
     color: int | None
@@ -66,14 +66,14 @@ def lines(
     """Curves with their names at their ends.
 
     Args:
-        title: for screen readers.
-        x: abscissa.
-        y: ordinate.
-        curves: to draw, the most important first.
-        reference: a name and an ordinate, drawn across.
-        means: values in a strip of their own on the right, instead of names at the ends.
-        mean_label: what the strip shows.
-        width: of the drawing.
+        title: the title for screen readers.
+        x: the axis of the abscissa.
+        y: the axis of the ordinate.
+        curves: the curves, the most important first.
+        reference: a name and an ordinate, drawn as a horizontal line.
+        means: values in a strip on the right, instead of names at the ends of curves.
+        mean_label: the label of the strip.
+        width: the width of the drawing.
     """
     ends = [(m.label, m.value, m.color) for m in means] or [
         (short(line.label), line.y[-1], line.color) for line in curves if line.label
@@ -144,10 +144,10 @@ class Point:
     """A point of a scatter.
 
     Attributes:
-        label: written beside it where there is room, the first points' first; "" for none.
-        what: all that is known of it.
+        label: written beside the point if there is room; "" for none.
+        what: a full description, for its title.
         kind: CSS classes.
-        size: its radius.
+        size: the radius.
     """
 
     label: str
@@ -165,14 +165,14 @@ def scatter(
     beneath: Sequence[Markup] = (),
     avoid: Sequence[Box] = (),
 ) -> Markup:
-    """Points with as many labels as fit without touching, the first points' first.
+    """Points with as many labels as fit without touching; the first points get theirs first.
 
     Args:
-        title: for screen readers.
-        area: with both axes.
-        points: to draw.
-        beneath: drawn first, below the points.
-        avoid: where no label may be placed.
+        title: the title for screen readers.
+        area: the frame with both axes.
+        points: the points, the most important first.
+        beneath: markup that is drawn below the points.
+        avoid: boxes where no label may be placed.
     """
     places = [area.at(p.x, p.y) for p in points]
     taken = [*avoid] + [
@@ -214,19 +214,19 @@ def _touch(one: Box, other: Box) -> bool:
 
 
 def dot(x: float, y: float, what: str, *, size: float) -> Markup:
-    """A mark that says what it is."""
+    """A mark with a title."""
     return tag("circle", tag("title", what), cx=x, cy=y, r=size, class_="dot")
 
 
 def level(frame: Frame, name: str, value: float) -> Markup:
-    """A value across the whole frame, with its name."""
+    """A horizontal line at a value, across the whole frame, with its name."""
     y = frame.up(value)
     line = tag("line", x1=frame.left, x2=frame.right, y1=y, y2=y, class_="level")
     return joined([line, words(named_at(frame), y - 5, name, kind="small")])
 
 
 def named_at(frame: Frame) -> float:
-    """Where the name of a level starts: neither at the axis nor where curves end."""
+    """Where the name of a level starts: away from the axis and from the ends of curves."""
     return frame.left + 0.3 * (frame.right - frame.left)
 
 
@@ -236,5 +236,5 @@ def hue(color: int) -> str:
 
 
 def short(label: str, longest: int = _LONGEST) -> str:
-    """A label that fits beside a curve."""
+    """A label, shortened to fit beside a curve."""
     return label if len(label) <= longest else label[: longest - 1] + "…"

@@ -16,9 +16,10 @@ def tag(name: str, /, *children: str | None, **attributes: Attribute) -> Markup:
     """An element.
 
     Args:
-        name: of the element.
-        children: markup, text, which is escaped, or ``None``, which is left out.
-        attributes: always escaped; ``None`` and ``False`` are left out, ``True`` has no value. A
+        name: the name of the element.
+        children: markup; text, which is escaped; or ``None``, which is left out.
+        attributes: values, which are escaped; ``None`` and ``False`` leave the attribute out, and
+            ``True`` gives one without a value. A
             trailing underscore is dropped, and other underscores become hyphens.
 
     >>> tag("b", "1 < 2", tag("i", "&"), class_="x", aria_label='"', hidden=True)
@@ -43,7 +44,7 @@ def joined(parts: Iterable[str]) -> Markup:
 def data(name: str, json: str) -> Markup:
     r"""An element that carries JSON, which no browser shows or runs.
 
-    A ``<``, which JSON has inside strings alone, is written as ``\u003c``, so that nothing in the
+    A ``<``, which JSON has only inside strings, is written as ``\u003c``, so that nothing in the
     JSON can end the element.
 
     Args:

@@ -8,7 +8,7 @@ import re
 from corrnoise import _rounding
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-# What stands in place of a number that is not known.
+# Printed in place of an unknown number.
 _UNKNOWN = "–"
 
 

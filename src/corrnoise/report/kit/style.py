@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from corrnoise.report.kit.markup import tag
 
-# Each colour on a light and on a dark ground. Text and curves have a contrast of 4.5 on both.
+# Each colour on a light and on a dark background. Text and curves have a contrast of 4.5 on both.
 PALETTE = {
     "ground": ("#f6f5f1", "#131519"),
     "card": ("#ffffff", "#1b1e24"),
@@ -183,4 +183,4 @@ def sheet() -> Markup:
         "@media print{:root,:root:has(#dark:checked){color-scheme:light}}}\n"
         f"{hues}{_RULES}"
     )
-    return tag("style", Markup(rules))  # browsers read no entities in it
+    return tag("style", Markup(rules))  # browsers decode no entities in a style element

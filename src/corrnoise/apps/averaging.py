@@ -16,7 +16,7 @@ class Average:
     """The mean of the weights over the last part of a run.
 
     Attributes:
-        num_steps: the steps that it has seen.
+        num_steps: how many steps it has processed.
     """
 
     def __init__(self, params: Sequence[nn.Parameter], num_steps: int, part: float) -> None:
@@ -26,7 +26,7 @@ class Average:
         self._means = [p.detach().clone() for p in self._params]
 
     def update(self) -> None:
-        """Take the weights after a step into account."""
+        """Add the weights after a step to the mean."""
         self.num_steps += 1
         if self.num_steps > self._first:
             self._count += 1
@@ -36,7 +36,7 @@ class Average:
 
     @contextmanager
     def weights(self) -> Generator[None]:
-        """The model with its mean weights, where there are any; then with its own again."""
+        """Give the model its mean weights within the block, if there are any."""
         if not self._count:
             yield
             return
@@ -48,7 +48,7 @@ class Average:
             self._put(own)
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The state of the average, for a checkpoint."""
         return {"step": self.num_steps, "count": self._count, "means": self._means}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Data for ``corrnoise train``: by name, or from the user's own file or folder.
 
-Loading learns nothing from the data: no means, no ranges, no vocabulary, since those would be
-releases of their own. Pixels are divided by their largest possible value; columns of a table are
+Loading computes no statistics of the data (means, ranges, a vocabulary), as these would be further
+releases. Pixels are divided by their largest possible value; columns of a table are
 taken as they are, or mapped from a range that the user names; words are hashed.
 """
 
@@ -60,10 +60,10 @@ class Data:
     """A classification problem.
 
     Attributes:
-        name: for tables and reports.
+        name: the name in tables and reports.
         train: the private examples.
         test: examples that the guarantee does not cover.
-        num_classes: of labels 0, 1, …
+        num_classes: the number of classes; labels are 0, 1, …
     """
 
     name: str
@@ -73,7 +73,7 @@ class Data:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example."""
+        """The shape of one example."""
         return tuple(self.train.inputs.shape[1:])
 
 
@@ -92,14 +92,14 @@ def load(
     Args:
         source: one of ``NAMES``, or a path: an .npz with x_train, y_train, x_test, y_test (or x and
             y), a .csv with a header, or a folder with one folder of pictures for each class.
-        path: for a name, where its files already are; otherwise torchvision or datasets downloads
-            them.
-        label: the column of a table that is to be predicted; the last by default.
+        path: the folder that has the files of a named dataset; by default torchvision or datasets
+            downloads them.
+        label: the column of a table to predict; the last by default.
         value_range: the range of a table's columns, which is mapped to [0, 1]. Choose it without
             looking at the data.
-        image_size: the side that pictures of a folder are resized to.
-        test_fraction: the part that is held out where there is no test set.
-        seed: of the choice of that part.
+        image_size: the side length that pictures of a folder are resized to.
+        test_fraction: the fraction that is held out if there is no test set.
+        seed: the seed that chooses this fraction.
 
     >>> data = load("digits")
     >>> data.num_classes, data.shape, len(data.train), len(data.test)
@@ -159,7 +159,7 @@ def _imdb(place: Path | None) -> Data:
 
 
 def reviews(place: Path | None, part: str) -> tuple[list[str], list[int]]:
-    """Texts and labels of IMDB, "train" or "test": parquet files of a folder, or by datasets."""
+    """Texts and labels of IMDB, "train" or "test", from parquet files or by datasets."""
     if place is None:
         try:
             found: Any = import_module("datasets").load_dataset("imdb")
@@ -272,7 +272,7 @@ def _folder(place: Path, size: int, test_fraction: float, seed: int) -> Data:
 
 
 def _images(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Bytes to [-1, 1], channels first; anything else as it is."""
+    """Convert images of bytes to [-1, 1], channels first; other arrays are not changed."""
     if x.dtype != np.uint8:
         return x
     x = x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1) if x.ndim == 4 else x

@@ -1,4 +1,4 @@
-"""Small models with layers that have a gradient for each example: no BatchNorm."""
+"""Small models whose layers have per-example gradients: no BatchNorm."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def build(name: str, shape: Sequence[int], num_classes: int, *, seed: int = 0) -
         name: "linear"; "mlp", one hidden layer of 128; "convnet", the paper's three blocks of two
             3x3 convolutions with 32, 64 and 128 channels and a linear layer, for pictures whose
             sides are at least 8; or "auto".
-        shape: of one example.
-        num_classes: of the labels.
-        seed: of the initial weights.
+        shape: the shape of one example.
+        num_classes: the number of classes.
+        seed: the seed of the initial weights.
 
     >>> sum(p.numel() for p in build("convnet", (3, 32, 32), 10).parameters())
     307498
@@ -30,14 +30,14 @@ def build(name: str, shape: Sequence[int], num_classes: int, *, seed: int = 0) -
     check(name, shape)
     if name == "auto":
         name = "convnet" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
-    # The caller's generator stays as it is: the seed is for these weights alone.
+    # The seed is only for these weights; the caller's generator is not changed.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return _build(name, shape, num_classes)
 
 
 def check(name: str, shape: Sequence[int]) -> None:
-    """Raise unless there is a model of this name for examples of this shape."""
+    """Raise unless a model of this name exists for examples of this shape."""
     checks.choice("model", name, MODELS)
     if name == "convnet" and (len(shape) != 3 or min(shape[1:]) < 8):
         raise ValueError(

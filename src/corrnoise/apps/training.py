@@ -23,16 +23,17 @@ from corrnoise.records import Record, Run
 from corrnoise.torch import PrivacyEngine
 from corrnoise.torch import checkpoint as checkpoints
 
-# How far the noise may move the weights, as a norm: rate·error·√d/batch. It lies between what won
-# on CIFAR-10 (under 4) and on digits (11 and more, benchmarks/digits.json).
+# The distance that the noise moves the weights at the default learning rate: rate·error·√d/batch.
+# It lies between the best values on CIFAR-10 (under 4) and on digits (at least 11,
+# benchmarks/digits.json).
 _MOVE = 8.0
 _CHECKPOINT = "checkpoint.pt"
 
 
 def default_rate(plan: Plan, clip_norm: float, num_parameters: int) -> float:
-    """A learning rate to begin with, for any mechanism: the noise moves the weights by 8.
+    """A first learning rate for any mechanism: the noise moves the weights by a norm of 8.
 
-    The error of one weight is ``plan.error`` where learning rate, clip norm and divisor are 1.
+    The error of one weight is ``plan.error`` if learning rate, clip norm and divisor are 1.
     """
     return _MOVE * plan.divisor / (plan.error * clip_norm * num_parameters**0.5)
 
@@ -58,23 +59,22 @@ def train(
     """Train a model privately and evaluate it after every epoch.
 
     Args:
-        plan: the noise and its guarantee; momentum and decay are those of its workload.
-        data: what to learn.
-        model: a name of ``models.build``, or a module of your own, whose frozen parameters stay as
-            they are.
+        plan: the plan of the run; its workload determines momentum and decay.
+        data: the dataset.
+        model: a name of ``models.build``, or a module of your own, whose frozen parameters are not
+            trained.
         learning_rate: ``default_rate`` if not given.
         clip_norm: C, the largest norm of one example's gradient.
-        label: how the run is called; the mechanism's name by default.
-        seed: of the initial weights. Noise and batches come from a fresh key.
-        device: of torch.
-        folder: where the ledger is kept and a checkpoint is written after each epoch; a run that is
+        label: the label of the run; the mechanism's name by default.
+        seed: the seed of the initial weights. Noise and batches come from a fresh key.
+        device: a device of torch.
+        folder: the folder for the ledger and for a checkpoint after each epoch; a run that is
             there is resumed.
-        key: the file that keeps the key of such a run; ``FOLDER.key``, beside the folder, by
-            default.
-        max_physical_batch_size: examples that go through the model at a time.
-        schedule: of the learning rate: "linear" lowers it step by step to 0.
-        average_last: the part of the steps at the end whose weights are averaged for evaluation;
-            0 evaluates the last weights. Neither this nor the schedule costs privacy.
+        key: the key file of such a run; by default ``FOLDER.key``, beside the folder.
+        max_physical_batch_size: the most examples that go through the model at once.
+        schedule: the schedule of the learning rate: "linear" lowers it step by step to 0.
+        average_last: the fraction of the steps, at the end, whose weights are averaged for
+            evaluation; 0 evaluates the last weights. Neither this nor the schedule costs privacy.
         track_epsilon: whether ε is computed after every epoch.
         progress: called after each epoch with (steps taken, steps in all); True for a bar on the
             terminal. The accuracies are in the records of the run.
@@ -128,12 +128,12 @@ def train(
             max_physical_batch_size=max_physical_batch_size,
         )
         wrapped, optimizer, loader = made
-        # In Opacus's modes every batch needs a backward pass, an empty one too.
+        # In Opacus's modes even an empty batch needs a backward pass.
         skip = wrapped is net
         checkpoint = None if place is None else place / _CHECKPOINT
         average = Average(trained, plan.num_steps, average_last)
         records: list[Record] = []
-        before = 0.0  # seconds of a run that was interrupted
+        before = 0.0  # seconds of an interrupted run that is resumed
         if checkpoint is not None and checkpoint.exists():
             found = engine.load_checkpoint(path=checkpoint, module=net, optimizer=optimizer)
             records = [Record(**record) for record in found["records"]]
@@ -148,7 +148,7 @@ def train(
                     group["lr"] = rate * (1.0 - engine.steps_taken / n)
 
         def after_step() -> None:
-            if engine.steps_taken > average.num_steps:  # and not only a part of a batch
+            if engine.steps_taken > average.num_steps:  # the step is complete
                 average.update()
 
         start = time.perf_counter()
@@ -191,13 +191,13 @@ def train(
 
 
 def saved(folder: str | Path) -> int:
-    """The steps that the checkpoint of a run has, from which ``train`` resumes it; 0 for none."""
+    """The number of steps in the checkpoint of a run, from which ``train`` resumes; 0 for none."""
     path = Path(folder) / _CHECKPOINT
     return int(checkpoints.load(path)["corrnoise"]["step"]) if path.exists() else 0
 
 
 def evaluate(net: nn.Module, data: Tensors, *, batch_size: int = 2048) -> tuple[float, float]:
-    """Mean loss and accuracy."""
+    """The mean loss and the accuracy of a model."""
     net.eval()
     loss, right = 0.0, 0
     with torch.no_grad():
@@ -219,7 +219,7 @@ def _epoch(
     *,
     skip: bool,
 ) -> float:
-    """One pass over the loader; the mean loss. Empty batches skip the model, or go through it."""
+    """One pass over the loader, and its mean loss. With ``skip`` empty batches skip the model."""
     total = torch.zeros((), device=next(net.parameters()).device)
     count = 0
     for x, y in loader:
@@ -228,7 +228,7 @@ def _epoch(
         if len(y) or not skip:  # many models cannot run on an empty batch
             loss = nn.functional.cross_entropy(net(x), y)
             loss.backward()
-            if len(y):  # the mean over no examples is NaN
+            if len(y):  # the mean of an empty batch is NaN
                 total += loss.detach() * len(y)
                 count += len(y)
         optimizer.step()

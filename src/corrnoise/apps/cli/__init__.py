@@ -7,15 +7,15 @@ import sys
 from corrnoise import _extras
 from corrnoise.apps.cli.terminal import StoppedError
 
-# The exit status after Ctrl-C, as shells have it.
+# The exit status after Ctrl-C that shells use.
 _CTRL_C = 130
 
 
 def main(args: list[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    0 is success; 2 is bad input, a missing optional library or a want of memory or disk, and 130 is
-    Ctrl-C, both with exactly one line on standard error. Anything unexpected is raised.
+    0 is success. 2 is bad input, a missing optional library, or too little memory or disk space; 130
+    is Ctrl-C. Both print exactly one line on standard error. Unexpected errors are raised.
 
     Args:
         args: the words after ``corrnoise``; those of the process by default.
@@ -32,10 +32,10 @@ def main(args: list[str] | None = None) -> int:
         return _refuse(str(stopped), _CTRL_C)
     except ModuleNotFoundError as missing:
         named = _extras.explained(missing)
-        if named is missing:  # no extra has it: a defect, not bad input
+        if named is missing:  # no extra installs it: a bug, not bad input
             raise
         return _refuse(str(named))
-    except (ValueError, OverflowError) as problem:  # of coefficients beyond the range of floats
+    except (ValueError, OverflowError) as problem:  # OverflowError: coefficients beyond the range of floats
         return _refuse(str(problem))
     except MemoryError as problem:
         return _refuse(f"not enough memory for a run of this size: {problem}")

@@ -1,4 +1,4 @@
-"""``corrnoise account``: ε, δ and noise; two of them give the third."""
+"""``corrnoise account``: given two of ε, δ and noise, compute the third."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def account(
 
 
 def _size(mechanism: str, num_bands: str | None, num_buffers: int | None) -> Size:
-    """The size that the family counts; the other must not be given."""
+    """The size argument of the family; the other size argument must not be given."""
     buffered = mechanisms.get(mechanism).size == "num_buffers"
     if (num_bands if buffered else num_buffers) is not None:
         wrong, right = ("num-bands", "num-buffers") if buffered else ("num-buffers", "num-bands")

@@ -19,7 +19,7 @@ from corrnoise.apps.cli.reproduce import reproduce
 from corrnoise.apps.cli.train import train
 from corrnoise.apps.cli.verify import verify
 
-# Plain help: quick, the same on a terminal and in a pipe, and with examples that can be copied.
+# Plain help is fast and the same on a terminal and in a pipe, and its examples can be copied.
 app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 app.command()(plan)
 app.command()(compare)
@@ -30,9 +30,9 @@ app.command()(audit)
 app.command()(reproduce)
 app.command()(bench)
 
-# Typer has no name of its own for the base of all usage errors.
+# The base class of all usage errors, which Typer does not export.
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-# Nor for that of an option that must be given and is not.
+# The class name of the error for a missing required option, which Typer does not export either.
 _MISSING = "MissingParameter"
 
 
@@ -68,7 +68,7 @@ def run(args: list[str]) -> int:
 
 
 def _command() -> Any:
-    """The commands; the help of an option that takes a registered name lists those there are."""
+    """The commands; the help of an option for registered names lists all of these names."""
     command: Any = typer.main.get_command(app)
     for each in command.commands.values():
         for option in each.params:
@@ -79,16 +79,16 @@ def _command() -> Any:
 
 
 def _processed(option: Any, process: Callable[[Any, Any], Any], context: Any, given: Any) -> Any:
-    """The value of an option; what typer says of one that is missing or no number is said better.
+    """The value of an option, with better messages than Typer's for missing options and numbers.
 
-    Its own errors do not have the value, and name one missing option at a time.
+    Typer's messages do not have the value, and name only one missing option.
     """
     try:
         return process(context, given)
     except _USAGE_ERROR as problem:
         name = option.opts[0] if option.opts[0].startswith("-") else option.name
         if type(problem).__name__ == _MISSING:
-            # Those that were given are processed first.
+            # The given options are processed first.
             missing = [
                 each for each in context.command.params
                 if each.required and each.name not in context.params

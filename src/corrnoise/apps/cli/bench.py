@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What is calibrated for: the time hardly depends on it.
+# The budget that is calibrated for; the time hardly depends on it.
 _EPSILON, _DELTA = 8.0, 1e-5
-# The largest model, and the longest time for each noise.
+# The limits of the model size and of the seconds per noise.
 _MOST_PARAMETERS, _MOST_SECONDS = 1_000_000_000, 3600.0
 
 
@@ -68,7 +68,7 @@ def bench(
     devices = _devices(device)
     rows: list[dict[str, Any]] = []
     with Bar("timing") as progress:
-        calibrate(dp_sgd(workload), part, epsilon=_EPSILON, delta=_DELTA)  # imports SciPy
+        calibrate(dp_sgd(workload), part, epsilon=_EPSILON, delta=_DELTA)  # imports SciPy before timing
         plain = {where: _normals(where, num_parameters, seconds) for where in devices}
         for index, family in enumerate(families):
             size = options.size(family, num_bands, num_buffers)
@@ -148,7 +148,7 @@ def _normals(where: str, count: int, seconds: float) -> float:
 def _noise(
     mechanism: Mechanism, where: str, count: int, memory: float, seconds: float
 ) -> dict[str, Any]:
-    """Seconds of a step of correlated noise, and what it keeps between steps."""
+    """The seconds of a step of correlated noise, and the memory that it keeps between steps."""
     from corrnoise.noise import CorrelatedNoise
 
     noise = CorrelatedNoise(mechanism, memory=memory)

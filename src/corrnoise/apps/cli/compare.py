@@ -12,7 +12,7 @@ from corrnoise import _checks as checks
 from corrnoise.apps.cli import options
 from corrnoise.participation import Participation
 
-# What one mechanism counts on the bar.
+# The units of one mechanism on the progress bar.
 _UNITS = 100
 
 
@@ -58,7 +58,7 @@ def compare(
 
     terminal.check_file(plot)
     if plot is not None:
-        _extras.load("matplotlib.figure")  # before the work, not after it
+        _extras.load("matplotlib.figure")  # so that a missing library is found before the work
     families = options.families(mechanisms)
     if against == "steps":
         parts = _participations(values, num_steps, max_participations)
@@ -80,7 +80,7 @@ def compare(
     with Bar("comparing") as progress:
         share = Share(progress, len(rows) * len(families) * _UNITS)
         for row, (part, bands) in enumerate(zip(parts, sizes, strict=True)):
-            again = against == "bands" and row > 0  # what does not depend on the bands
+            again = against == "bands" and row > 0  # families that do not depend on the bands
             workload = workloads.sgd(part.num_steps, momentum=momentum, decay=decay)
             for family in families:
                 errors = found[family.name]

@@ -1,4 +1,4 @@
-"""Options that several commands share, spelled once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from corrnoise import mechanisms, samplings
 from corrnoise.mechanisms import Family
 from corrnoise.participation import Participation
 
-# Options whose values are names of a registry, by the name of their parameter. ``app`` puts the
-# names that are registered when the command runs into the help.
+# Options whose values are names of a registry, by the name of their parameter. ``app`` adds the names
+# that are registered when the command runs to the help.
 REGISTRIES: dict[str, Callable[[], tuple[str, ...]]] = {
     "mechanism": mechanisms.names,
     "mechanisms": mechanisms.names,
@@ -109,12 +109,12 @@ Memory = Annotated[
 # The limits of a budget on the command line: beyond them no guarantee is meaningful, and accountants
 # run out of memory or digits.
 _LIMITS = {"epsilon": (1e-6, 1e4), "delta": (1e-100, 1.0), "noise_multiplier": (1e-2, 1e12)}
-# Of these, what must be below its upper limit.
+# Of these, the values that must be strictly below the upper limit.
 _BELOW = ("delta",)
 
 
 def check_budget(**given: float | None) -> None:
-    """Raise unless ε, δ and the noise multiplier, as far as they are given, are within limits."""
+    """Raise unless the given ones of ε, δ and the noise multiplier are within limits."""
     for name, value in given.items():
         if value is not None:
             within(name, value, *_LIMITS[name], below=name in _BELOW)
@@ -129,7 +129,7 @@ def within(name: str, value: float, low: float, high: float, *, below: bool = Fa
 
 
 def check_sizes(**given: int | None) -> None:
-    """Raise unless numbers of bands and buffers, as far as they are given, are positive."""
+    """Raise unless the given numbers of bands and buffers are positive."""
     for name, value in given.items():
         if value is not None:
             checks.integer(name, value, 1)
@@ -138,8 +138,7 @@ def check_sizes(**given: int | None) -> None:
 def families(names: list[str] | None) -> list[Family]:
     """The families of these names, each once; without names, all that are compared by default.
 
-    Those are the families whose size must be given or that have none. A family with an optional
-    size is dense, and takes O(n³).
+    By default, families whose size is optional are left out: the dense ones, which take O(n³).
     """
     if names is None:
         return [family for family in mechanisms.families() if not family.optional]
@@ -147,7 +146,7 @@ def families(names: list[str] | None) -> list[Family]:
 
 
 def size(family: Family, num_bands: int, num_buffers: int) -> int | None:
-    """The size of a family, where one number serves all families whose size counts the same."""
+    """The size of a family, of the two that a command has for all families."""
     if family.banded:
         return num_bands
     return num_buffers if family.size == "num_buffers" else None
@@ -163,7 +162,7 @@ def participation(
     max_participations: int | None = None,
     sampling: str = samplings.ASSUMED,
 ) -> Participation:
-    """From a dataset (examples, batch size, epochs or steps), or from n, b and k themselves."""
+    """The participation for a dataset (examples, batch size, epochs or steps), or for n, b and k."""
     from corrnoise import planning
 
     if num_examples is not None and batch_size is not None:

@@ -15,20 +15,20 @@ from typing import Any
 from corrnoise import _tables
 from corrnoise._progress import Bar
 
-# The names of the columns and the rule below them.
+# The number of lines of a table's head: the names of the columns and the rule below them.
 _HEAD = 2
-# A line is folded where there is this much room for its text.
+# A line is folded only if its text has at least this many characters of room.
 _LEAST_ROOM = 20
-# By how much columns that have no room in their row are indented below it.
+# The indent of columns that do not fit into their row and are printed below it.
 _BELOW = 4
 
 
 class StoppedError(Exception):
-    """Ctrl-C, with one line that says what is kept of the work."""
+    """Raised on Ctrl-C, with one line that says which results are kept."""
 
 
 def begin(title: str, *, at_once: bool) -> Bar:
-    """A bar; where ``at_once``, it is drawn on a terminal before the first part of the work."""
+    """A progress bar; with ``at_once`` a terminal shows it before the first part of the work."""
     bar = Bar(title, at_once=at_once)
     if at_once:
         bar(0, 1)
@@ -48,7 +48,7 @@ def print_facts(facts: Mapping[str, str]) -> None:
 
 
 def print_summary(text: str) -> None:
-    """Lines that begin with a name; on a terminal a long one goes on below its value."""
+    """Lines that begin with a name; on a terminal a long value is folded below its beginning."""
     for line in text.split("\n"):
         name = re.match(r"\S+ +", line)
         print(_folded(line, name.end() if name else 0))
@@ -64,8 +64,8 @@ def print_table(
 def print_text(table: str, bold: int | None = None) -> None:
     """A table that ``_tables.text`` made; row ``bold`` stands out on a terminal.
 
-    There the cells of the last column go on in the next line where they are too long. Where not
-    even the other columns fit, those on the right go into lines of their own below each row.
+    On a terminal, long cells of the last column are folded. If the other columns do not fit either,
+    those on the right are printed in lines of their own below each row.
     """
     lines = table.split("\n")
     if len(lines) > 1:
@@ -102,7 +102,7 @@ def _fitted(lines: Sequence[str]) -> list[str]:
 
 
 def _pieces(spans: Sequence[tuple[int, int]], width: int) -> list[tuple[int, int]]:
-    """Neighbouring columns of a table together, as many as a line can show."""
+    """Groups of neighbouring columns of a table, each as many as a line can show."""
     found = [spans[0]]
     for start, end in spans[1:]:
         begin = found[-1][0]
@@ -114,9 +114,9 @@ def _pieces(spans: Sequence[tuple[int, int]], width: int) -> list[tuple[int, int
 
 
 def _folded(line: str, indent: int) -> str:
-    """A line in pieces that a terminal can show, with the others below column ``indent``.
+    """A line, folded to the width of the terminal; all but its first piece begin at ``indent``.
 
-    It stays as it is in a pipe, and where the terminal has no room beside the indent.
+    It is not folded in a pipe, or if the terminal has too little room beside the indent.
     """
     width = shutil.get_terminal_size().columns
     if len(line) <= width or width - indent < _LEAST_ROOM or not sys.stdout.isatty():
@@ -128,7 +128,7 @@ def _folded(line: str, indent: int) -> str:
 
 
 def warn_of_delta(delta: float, num_examples: int | None) -> None:
-    """Say on standard error that a δ is too large for a dataset, where that is so."""
+    """Warn on standard error if δ is too large for the dataset."""
     if num_examples is not None and delta * num_examples >= 1.0:
         print(
             f"corrnoise: warning: delta={delta:g} is not below 1/{num_examples:,}, one over the "
@@ -139,6 +139,6 @@ def warn_of_delta(delta: float, num_examples: int | None) -> None:
 
 
 def check_file(path: Path | None) -> None:
-    """Raise before a minute of work, not after it, if a file cannot be written at this path."""
+    """Raise if no file can be written at this path; called before the work begins."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise ValueError(f"file must be in a folder that exists, got {path}; make the folder first")

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from corrnoise.planning import Plan
     from corrnoise.records import Run
 
-# What --compare trains too: DP-SGD with these batches, which is what most people do.
+# What --compare trains too: DP-SGD with Poisson batches, the usual baseline.
 _BASELINE, _BATCHES = "dp_sgd", "poisson"
-# What a plan decides, and what is called otherwise on the command line.
+# Options that a plan decides, so that they cannot be given with --plan; and their other spellings.
 _OF_A_PLAN = (
     "epsilon", "delta", "epochs", "batch_size", "momentum", "decay", "sampling", "mechanisms",
     "num_bands", "memory",
@@ -180,7 +180,7 @@ def train(
 
 
 def _check_left_out(context: typer.Context) -> None:
-    """Raise if options were given that a plan of a file decides."""
+    """Raise if options were given that the plan of a file decides."""
     given = [
         f"--{_SPELLED.get(name, name).replace('_', '-')}"
         for name in _OF_A_PLAN
@@ -194,7 +194,7 @@ def _check_left_out(context: typer.Context) -> None:
 
 
 def _places(out: Path, name: str) -> tuple[Path, Path]:
-    """The folder of one of several runs, and its key: beside the whole folder, not in it."""
+    """The folder of one of several runs, and its key file, which is beside the common folder."""
     whole = Path(os.path.abspath(out))
     return out / name, whole.with_name(f"{whole.name}-{name}.key")
 
@@ -224,7 +224,7 @@ def _compared(chosen: Plan, momentum: float, decay: float) -> dict[str, Plan]:
 
 
 def _read(path: Path) -> Plan:
-    """The plan of a file, verified: nothing is loaded or trained by one that states too much."""
+    """The plan of a file, verified before any data is loaded."""
     from corrnoise._progress import Bar
     from corrnoise.planning import Plan
 
@@ -239,7 +239,7 @@ def _read(path: Path) -> Plan:
 
 
 def _check_device(device: str) -> None:
-    """Raise unless the device is one that this machine has and that a model can be trained on."""
+    """Raise unless this machine has the device and a model can be trained on it."""
     import torch
 
     try:
@@ -298,7 +298,7 @@ def _train(
 
 
 def _kept(folder: Path | None, num_steps: int) -> str:
-    """What an interrupted run has on disk, and how it goes on."""
+    """A sentence on what an interrupted run has on disk, and how to continue it."""
     if folder is None:
         return "interrupted: nothing of the run is kept; with --out the same command would go on"
     from corrnoise.apps import training

@@ -1,4 +1,4 @@
-"""Usage errors in words: the argument, the rule, the value and the remedy."""
+"""Messages for usage errors: the argument, the rule, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from fractions import Fraction
 
 from corrnoise import _checks as checks
 
-# What typer and pydantic say of a text that is no number.
+# What Typer and pydantic say if a text is not an integer, and (below) not a number.
 _WHOLE = re.compile("valid integer|as an integer")
 _REAL = re.compile("valid number|valid float|as a number")
-# Thousands that are set apart: 50,000 and 50 000 and 50'000.
+# Numbers with separators of thousands: 50,000 and 50 000 and 50'000.
 _GROUPED = re.compile(r"[+-]?\d{1,3}([,' ]\d{3})+")
 _FACTORS = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-# A remedy is no longer than this.
+# The most digits of a number in a remedy.
 _MOST_DIGITS = 20
 
 
 def sentence(text: str) -> str:
-    """A text with one mark at its end."""
+    """A text that ends with exactly one punctuation mark."""
     text = text.rstrip(".")
     return text if text.endswith(("?", "!")) else f"{text}."
 
 
 def of_number(name: str, given: object, problem: str) -> str | None:
-    """What is wrong with the value of an option that takes a number; ``None`` for other problems.
+    """A message about the value of an option that takes a number; ``None`` for other problems.
 
     >>> of_number("--epochs", "5e1", "Input should be a valid integer")
     "--epochs must be a whole number, got '5e1'; write 50"
@@ -50,7 +50,7 @@ def _read(text: str, *, whole: bool) -> bool:
 
 
 def _remedy(text: str, *, whole: bool) -> str:
-    """How to write what was probably meant."""
+    """The remedy: how to write the number that was probably meant."""
     meant = _meant(text.strip())
     if not meant:
         return "write digits alone, such as 50000" if whole else "write it as 0.5 or 1e-5"
@@ -66,7 +66,7 @@ def _remedy(text: str, *, whole: bool) -> str:
 
 
 def _meant(text: str) -> list[Fraction]:
-    """The numbers that a text may mean; none where nobody can tell."""
+    """The numbers that a text may mean; none if it is unclear."""
     if _GROUPED.fullmatch(text):
         return _fractions(re.sub("[,' ]", "", text))
     if text.endswith("%"):
@@ -81,7 +81,7 @@ def _meant(text: str) -> list[Fraction]:
 
 
 def _fractions(text: str) -> list[Fraction]:
-    """The number of a text such as 5e4, 2.5 or 1/50000, where it has few digits."""
+    """The number of a text such as 5e4, 2.5 or 1/50000, if it has few digits."""
     exponent = re.search(r"e([+-]?\d+)$", text, re.IGNORECASE)
     if len(text) > _MOST_DIGITS or (exponent and abs(int(exponent[1])) > _MOST_DIGITS):
         return []

@@ -129,6 +129,7 @@ def test_a_resumed_run_repeats_its_steps_or_stops(small, tmp_path):
     with pytest.raises(ValueError, match="step 1 was released before with another gradient"):
         run.release({"w": jnp.ones((3, 4))}, after)
     assert run.statement().steps_taken == 2
+    assert run.statement().versions["jax"] == jax.__version__
     run.close()
 
 
@@ -243,6 +244,34 @@ def test_threads_cannot_release_two_gradients_with_one_noise(small, tmp_path):
     assert sorted(found) == ["released"] + [refused] * 7
     run.close()
     small(tmp_path)[0].close()  # the ledger is whole
+
+
+@pytest.mark.parametrize("give", [np.asarray, jax.device_put])
+def test_sums_in_a_buffer_that_is_used_again_are_those_that_were_recorded(plan, give):
+    """JAX computes later, and on a CPU from the memory of NumPy itself."""
+    size = 1 << 20
+    memory = np.zeros(size + 16, np.float32)
+    first = -memory.ctypes.data % 64 // 4  # JAX takes memory that is aligned as it is
+    buffer = memory[first : first + size]
+    run = PrivateRun(plan, jnp.zeros(size), clip_norm=1.0, data="none", key=KEY)
+    state = run.init(jnp.zeros(size))
+    expected = np.asarray(run.release(jnp.zeros(size), state)[0])
+    found, _ = run.release(give(buffer), state)
+    assert found.is_ready()  # what is written now comes too late
+    buffer.fill(1e4)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_release_inside_of_compiled_functions_is_refused(small):
+    run, sums, state = small()
+    for inside in (
+        lambda: jax.jit(run.release)(sums, state),
+        lambda: jax.vmap(lambda some: run.release(some, state))({"w": jnp.zeros((2, 3, 4))}),
+        lambda: jax.lax.scan(lambda at, _: run.release(sums, at)[::-1], state, length=2),
+    ):
+        with pytest.raises(ValueError, match="release must be called outside of jit, scan, vmap"):
+            inside()
+    assert run.steps_released == 0
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from corrnoise import _checks as checks
 from corrnoise.jax.transformation import (
@@ -133,6 +134,11 @@ class PrivateRun:
         Raises:
             ValueError: something is refused; nothing was released.
         """
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((sums, state))):
+            raise ValueError(
+                "release must be called outside of jit, scan, vmap and grad: it reads the sums on "
+                "the host and writes to the ledger; compile what comes before it and after it"
+            )
         with self._one_at_a_time:
             return self._release(sums, state)
 
@@ -154,7 +160,9 @@ class PrivateRun:
         if self._use is not None:
             self._use.mark()
             self._use = None
-        return self._update(sums, state, self._secret)
+        # JAX computes later, on a CPU from memory that may be NumPy's: what is written there after
+        # this call must not get into the step.
+        return jax.block_until_ready(self._update(sums, state, self._secret))
 
     def epsilon(self, steps_taken: int | None = None, delta: float | None = None) -> float:
         """ε of the steps released so far, or of the first ``steps_taken``; exact or a bound."""

@@ -35,7 +35,7 @@ def main(args: list[str] | None = None) -> int:
         if named is missing:  # no extra installs it: a bug, not bad input
             raise
         return _refuse(str(named))
-    except (ValueError, OverflowError) as problem:  # OverflowError: coefficients beyond the range of floats
+    except (ValueError, OverflowError) as problem:  # coefficients may exceed the range of floats
         return _refuse(str(problem))
     except MemoryError as problem:
         return _refuse(f"not enough memory for a run of this size: {problem}")

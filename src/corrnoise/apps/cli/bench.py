@@ -68,7 +68,8 @@ def bench(
     devices = _devices(device)
     rows: list[dict[str, Any]] = []
     with Bar("timing") as progress:
-        calibrate(dp_sgd(workload), part, epsilon=_EPSILON, delta=_DELTA)  # imports SciPy before timing
+        # This imports SciPy before anything is timed.
+        calibrate(dp_sgd(workload), part, epsilon=_EPSILON, delta=_DELTA)
         plain = {where: _normals(where, num_parameters, seconds) for where in devices}
         for index, family in enumerate(families):
             size = options.size(family, num_bands, num_buffers)

@@ -558,6 +558,20 @@ def test_packed_sequences_have_the_gradients_of_their_examples(mode):
         assert torch.allclose(COUNT * param.grad, total, atol=1e-4)
 
 
+def test_packed_sequences_of_earlier_steps_must_be_cleared():
+    twice = torch.utils.data.ConcatDataset([data(), data()])
+    engine, (net, optimizer, batches) = started(Packed(), "hooks", twice, mechanism="dp_sgd")
+    order = iter(batches)
+    x, y = next(order)
+    functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    x, y = next(order)
+    functional.cross_entropy(net(x), y).backward()
+    with pytest.raises(ValueError, match=r"must be cleared .* call optimizer.zero_grad"):
+        optimizer.step()
+    assert engine.steps_taken == 1
+
+
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "secure"])
 @pytest.mark.parametrize(("how", "message"), [("hand", "apart"), ("twice", "of one order in each")])
 def test_packed_sequences_in_another_order_are_refused(how, message, mode):

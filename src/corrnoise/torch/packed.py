@@ -50,6 +50,11 @@ class PackedOrders:
                 continue
             each: Any = param.grad_sample  # type: ignore[attr-defined]
             some = each if isinstance(each, list) else [each]
+            if len(some) > len(orders):
+                raise ValueError(
+                    "the gradients of a batch must be cleared before the next one, got those of an "
+                    "earlier step too; call optimizer.zero_grad(): nothing was released"
+                )
             latest = orders[-len(some) :]  # gradients of those before were cleared
             found = [g if o is None else g[o] for g, o in zip(some, latest, strict=True)]
             param.grad_sample = found if isinstance(each, list) else found[0]  # type: ignore

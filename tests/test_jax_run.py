@@ -172,6 +172,26 @@ def test_a_key_of_this_process_serves_one_run(small):
         small()
 
 
+def test_settings_are_compared_as_the_ledger_has_them(small, tmp_path):
+    for _ in range(2):
+        run, sums, state = small(tmp_path, settings={"betas": (0.9, 0.999), "at": {1: 0.5}})
+        run.release(sums, state)
+        run.close()
+    with pytest.raises(ValueError, match=r"settings.betas.0. \(was|differs in settings.betas"):
+        small(tmp_path, settings={"betas": (0.8, 0.999), "at": {1: 0.5}})
+    with pytest.raises(ValueError, match="settings must have plain values"):
+        small(settings={"rate": jnp.float32(0.1)})
+
+
+def test_bytes_are_no_path_for_a_key(small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="key must be a Key or a path, got bytes"):
+        small(key=bytes(range(32)))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="plan must be a Plan, got NoneType"):
+        PrivateRun(None, jnp.zeros(3), clip_norm=1.0, data="none")
+
+
 def test_two_processes_cannot_continue_one_run(small, tmp_path):
     run, _, _ = small(tmp_path)
     with pytest.raises(ValueError, match="ledger must be open in one process only"):

@@ -82,6 +82,8 @@ class PrivateRun:
                 f"a PrivateRun must be alone, got {jax.process_count()} processes of JAX; use "
                 "correlated_noise, and see that the key serves no other run"
             )
+        if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"plan must be a Plan, got {type(plan).__name__}; use corrnoise.plan")
         if plan.noise_multiplier <= 0:
             raise ValueError(
                 "plan must have noise, got noise_multiplier=0: such a run is not private"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -69,7 +70,7 @@ def header(
         "data": data,
         "parameters": parameters,
         "shuffled": shuffled,
-        "settings": dict(settings),
+        "settings": _plain(settings),
         "publishes": publishes,
         "noise": noise,
         "plan": plan.to_json(),
@@ -77,3 +78,14 @@ def header(
         "world_size": world_size,
     }
     return found if order is None else {**found, "order": order}
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as a ledger has them when it is read again: a tuple is a list there."""
+    try:
+        return json.loads(json.dumps(dict(settings)))
+    except TypeError as failed:
+        raise ValueError(
+            f"settings must have plain values, numbers, text, lists and dictionaries of them: "
+            f"{failed}; convert them, such as by float(x)"
+        ) from None

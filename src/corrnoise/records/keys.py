@@ -7,6 +7,7 @@ import hmac
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from corrnoise import _files
 from corrnoise.noise import Key
@@ -70,7 +71,10 @@ def open_key(source: object, ledger: Path | None) -> tuple[Key, str | None]:
         if known is not None and _run_of(ledger) != known:
             raise ValueError(_SHARED)
         return source, None
-    path = Path(str(source))
+    if not isinstance(source, (str, os.PathLike)):
+        kind = type(source).__name__  # never the value: it may be the secret itself
+        raise ValueError(f"key must be a Key or a path, got {kind}; use Key.from_bytes for bytes")
+    path = Path(str(cast("str | os.PathLike[str]", source)))
     entries = read_entries(ledger) if ledger is not None and ledger.exists() else None
     if not path.exists():
         if entries and len(entries) > 1:

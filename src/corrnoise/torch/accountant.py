@@ -1,4 +1,4 @@
-"""What scripts read from Opacus's accountants, answered by the plan's own analysis."""
+"""The interface of Opacus's accountants, with the results of the plan's own analysis."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Accountant:
     with the ledger.
 
     Args:
-        epsilon: from δ to ε of the steps released so far.
-        history: noise multiplier, sampling rate and steps, as Opacus's accountants list them.
+        epsilon: a function from δ to ε of the steps released so far.
+        history: a function that returns noise multiplier, sampling rate and steps, as in Opacus.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Accountant:
 
     @property
     def history(self) -> list[Entry]:
-        """(noise multiplier, sampling rate, steps) of what was released; a copy."""
+        """A copy of the list of (noise multiplier, sampling rate, steps) of what was released."""
         return self._history()
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class Accountant:
 
     @classmethod
     def mechanism(cls) -> str:
-        """The name that checkpoints have; Opacus's own accountants do not continue it."""
+        """The name in checkpoints, which Opacus's own accountants refuse to load."""
         return "corrnoise"
 
     def get_epsilon(self, delta: float, **options: Any) -> float:
@@ -46,8 +46,8 @@ class Accountant:
 
         Args:
             delta: δ.
-            options: such as ``alphas`` and ``eps_error``; they tune approximations of Opacus's
-                accountants, and the plan's own analysis has none of them.
+            options: ignored, such as ``alphas`` and ``eps_error``, which tune approximations of
+                Opacus's accountants.
         """
         return self._epsilon(delta)
 
@@ -56,7 +56,7 @@ class Accountant:
         return self._epsilon(delta), 0.0
 
     def step(self, **given: Any) -> None:
-        """Refused: a step counts when the engine has released it.
+        """Always raises: a step counts when the engine releases it.
 
         Raises:
             ValueError: always.
@@ -67,11 +67,11 @@ class Accountant:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The history and the name."""
+        """The history and the name, as in Opacus."""
         return {"history": self.history, "mechanism": self.mechanism()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Refused: what was released is in the ledger and in checkpoints.
+        """Always raises: the released steps are in the ledger and in checkpoints.
 
         Raises:
             ValueError: always.

@@ -1,15 +1,16 @@
-"""Adam and AdamW for private gradients: their denominators know the noise.
+"""Adam and AdamW for private gradients: their denominators are corrected for the noise.
 
-Adam divides by the root of the second moment, which has the whole noise of a step in it. Correlated
-noise is large at each step and cancels over many, so stock Adam takes steps that are ten times too
-small, and more. What the noise adds to the second moment is known exactly; here it is taken out,
-and what is put in its place is the independent noise that would move the weights as far:
+Adam divides by the root of the second moment v̂, which contains the whole noise of a step.
+Correlated noise is large at each step and cancels over many steps, so the steps of torch's Adam are
+ten times too small, or more. The part m of v̂ that comes from the noise is known, with its standard
+deviation s. It is replaced by e², where e is the standard deviation of independent noise that would
+move the weights as far:
 
-    v̂ ← e² + max(r, v̂ - (what noise adds) - 3·(how much that varies))
+    v̂ ← e² + max(r, v̂ - m - 3s)
 
-where r is what exceeds the noise in the mean over the tensor, which noise hardly moves. With
-independent noise e² is what was taken out, and the step is that of stock Adam but for the
-fluctuation of the noise; without noise it is Adam's own. See docs/adam.md.
+Here r is the excess of v̂ over m in the mean over the tensor, in which the noise varies little. With
+independent noise e² = m, and the step is that of torch's Adam without the fluctuation of the noise;
+without noise it is exactly torch's. See docs/adam.md.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ _SURE = 3.0
 
 @runtime_checkable
 class KnowsNoise(Protocol):
-    """An optimizer that uses what is known about the noise in its gradients."""
+    """An optimizer that uses the known distribution of the noise in its gradients."""
 
     def know_noise(self, noise: GradientNoise) -> None:
-        """Called once, by ``make_private``."""
+        """``make_private`` calls this once, with the noise of the run."""
         ...
 
 
 def introduce(optimizer: torch.optim.Optimizer, noise: GradientNoise) -> None:
-    """Tell an optimizer about the noise, or warn that it does not know what to do with it."""
+    """Tell an optimizer about the noise, or warn if its second moments would contain the noise."""
     if isinstance(optimizer, KnowsNoise):
         optimizer.know_noise(noise)
         return
@@ -67,9 +68,9 @@ class _Known:
     """What is known about the noise for a pair of betas.
 
     Attributes:
-        mean: what it adds to the second moment after each step.
-        sure: three standard deviations of that, so what only a gradient adds beyond it.
-        put: what stands for the noise in the denominator.
+        mean: what the noise adds to the second moment after each step, m.
+        sure: three standard deviations of that, 3s; an excess beyond it comes from a gradient.
+        put: what replaces the noise in the denominator, e².
     """
 
     mean: Array
@@ -77,7 +78,7 @@ class _Known:
     put: float
 
     def replace_noise(self, below: list[Tensor], count: int) -> None:
-        """Take the noise out of bias-corrected second moments after some steps, in place.
+        """Replace the noise in bias-corrected second moments after ``count`` steps, in place.
 
         All tensors have one dtype and device.
         """
@@ -99,7 +100,7 @@ class _Known:
 
 
 class _Aware:
-    """The step of both classes."""
+    """The step that ``Adam`` and ``AdamW`` share."""
 
     _noise: GradientNoise | None = None
 
@@ -109,11 +110,11 @@ class _Aware:
         self._known: dict[tuple[float, float], _Known] = {}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch.
+        """Add a group of parameters, as in torch.
 
         Raises:
-            ValueError: for amsgrad, whose largest second moment is the largest noise, and for
-                differentiable steps.
+            ValueError: amsgrad is set, whose largest second moment would be the largest noise, or
+                differentiable steps are.
         """
         cast(Any, super()).add_param_group(param_group)
         for name, reason in _REFUSED.items():
@@ -125,7 +126,7 @@ class _Aware:
         """Take a step, as torch's Adam does.
 
         Args:
-            closure: that computes the loss once more.
+            closure: a function that computes the loss again.
         """
         loss = None
         if closure is not None:
@@ -188,18 +189,25 @@ class _Aware:
 
 
 class Adam(_Aware, torch.optim.Adam):
-    """``torch.optim.Adam`` for private gradients: the same arguments and states.
+    """``torch.optim.Adam`` for private gradients, with the same arguments and states.
 
-    ``make_private`` tells it the noise of the run. Without that it is Adam.
+    Its denominator is corrected for the noise of the run, which ``make_private`` passes to it (see
+    the module's docstring). Without ``make_private`` it is torch's Adam. The privacy of the run
+    does not depend on the optimizer.
 
     Args:
         params: as in torch.
         lr: as in torch.
         betas: as in torch; the first one is the momentum that the noise is planned for.
-        eps: as in torch; it matters little beside the noise.
+        eps: as in torch; with noise it has little effect.
         weight_decay: as in torch: added to the gradient after the noise.
         amsgrad: must be ``False``.
-        options: torch's others. The step is always the one over lists of tensors.
+        options: torch's other options. The step always uses operations on lists of tensors.
+
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = Adam(model.parameters(), lr=1e-3)  # then pass it to make_private
+    >>> optimizer.defaults["betas"]
+    (0.9, 0.999)
     """
 
     def __init__(
@@ -216,18 +224,20 @@ class Adam(_Aware, torch.optim.Adam):
 
 
 class AdamW(_Aware, torch.optim.AdamW):
-    """``torch.optim.AdamW`` for private gradients: the same arguments and states.
+    """``torch.optim.AdamW`` for private gradients, with the same arguments and states.
 
-    ``make_private`` tells it the noise of the run. Without that it is AdamW.
+    Its denominator is corrected for the noise of the run, which ``make_private`` passes to it (see
+    the module's docstring). Without ``make_private`` it is torch's AdamW. The privacy of the run
+    does not depend on the optimizer.
 
     Args:
         params: as in torch.
         lr: as in torch.
         betas: as in torch; the first one is the momentum that the noise is planned for.
-        eps: as in torch; it matters little beside the noise.
+        eps: as in torch; with noise it has little effect.
         weight_decay: as in torch: decoupled from the gradient.
         amsgrad: must be ``False``.
-        options: torch's others. The step is always the one over lists of tensors.
+        options: torch's other options. The step always uses operations on lists of tensors.
     """
 
     def __init__(

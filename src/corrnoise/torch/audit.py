@@ -1,10 +1,10 @@
-"""An audit of an engine: canaries through its own batches, clipping, noise and filter.
+"""Audits of an engine: canaries go through its batches, clipping, noise and filter.
 
-The dataset of an audit is made of canaries alone. Its model is one row of weights, and the gradient
-of canary i is a multiple of direction i, longer than the clip norm, so that it is clipped; a canary
-that is out has the gradient 0, as an empty example has. Everything else is what a run of the plan
-does: ``PrivacyEngine.make_private`` with the plan's calibration, its loader, its steps. What the
-optimizer gets is what was released.
+The dataset of an audit has only canaries. The model is one row of weights. The gradient of canary i
+is a multiple of direction i and longer than the clip norm, so that it is clipped. A canary that is
+out has the gradient 0, as an empty example has. Everything else is as in a run of the plan:
+``PrivacyEngine.make_private`` with the plan's calibration, its loader and its steps. The gradients
+that the optimizer gets are the released outputs.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def audit(
     """A lower bound on the ε of the engine, beside what the plan claims; see ``judge``.
 
     Args:
-        plan: the claim. Only its calibration is used; the dataset is one of canaries.
-        make_engine: from a key to a ``PrivacyEngine``.
-        num_canaries: the least number of them; the bound grows with its logarithm.
-        clip_norm: C.
-        delta: where ε is claimed and bounded; the plan's by default.
-        confidence: of the bound.
-        seed: of coins, noise and batches; an audit has no secret.
-        device: of the model.
+        plan: the claim. Only its calibration is used, as the dataset has only canaries.
+        make_engine: a function from a key to a ``PrivacyEngine``.
+        num_canaries: the least number of canaries; the bound grows with its logarithm.
+        clip_norm: C, the clip norm.
+        delta: the δ of claim and bound; the plan's by default.
+        confidence: the probability that the bound is at most the engine's ε.
+        seed: the seed of coins, noise and batches; an audit has no secret.
+        device: the device of the model.
         progress: called with (parts done, parts in all); True for a bar on the terminal.
     """
     (found,) = audits(
@@ -90,7 +90,7 @@ def audits(
     device: str | torch.device = "cpu",
     progress: Progress | bool | None = None,
 ) -> list[Audit]:
-    """``audit`` for several δ from one run of canaries; each bound has its own confidence."""
+    """``audit`` for several δ with one run of canaries; each bound has the confidence by itself."""
     share = Share(resolve(progress), _PRICING + _CANARIES + (_PRICING + _JUDGING) * len(deltas))
     c = plan.verified(share.part(_PRICING)).calibration
     share.advance(_PRICING)
@@ -136,7 +136,7 @@ def run_canaries(
     device: str | torch.device = "cpu",
     progress: Progress | None = None,
 ) -> Canaries:
-    """Train on canaries by the plan, and return what was released.
+    """Train on canaries as the plan says, and return the released outputs.
 
     ``progress`` is called after each step with (steps taken, steps in all).
     """
@@ -199,7 +199,7 @@ def run_canaries(
 
 
 class _Rows(Dataset[Row]):
-    """The direction and the length of each example's gradient; a batch is taken at once."""
+    """The direction and the length of each example's gradient; a whole batch is fetched at once."""
 
     def __init__(self, index: torch.Tensor, length: torch.Tensor) -> None:
         self.index, self.length = index, length

@@ -1,4 +1,4 @@
-"""Opacus's privacy engine with correlated noise: make_private, checkpoints, ε, a statement."""
+"""A privacy engine with Opacus's interface and correlated noise."""
 
 from __future__ import annotations
 
@@ -39,44 +39,63 @@ from corrnoise.workloads import Workload
 
 
 class PrivacyEngine:
-    """Drop-in for ``opacus.PrivacyEngine``: one changed import, correlated noise.
+    """A drop-in replacement for ``opacus.PrivacyEngine`` with correlated noise.
 
-    Clipping is our own, in one backward pass, or any of Opacus's modes. What changes besides is the
-    noise (correlated across steps, from a cryptographic stream), the batches (those that the plan
-    was priced for), the accounting (the plan's own analysis) and the checkpoints (exact resume).
+    Clipping is done in one backward pass, or by any of Opacus's modes. Four things differ from
+    Opacus: the noise is correlated across steps and comes from a cryptographic stream; the batches
+    are those of the plan; ε comes from the plan's own analysis; checkpoints resume exactly.
 
-    Guarantees: every step that is released was planned, checked and, with a ledger, written down
-    first. The privacy of the run is the plan's; it depends on neither the optimizer nor the model.
+    Guarantees: a step is released only after it was checked against the plan and, with a ledger,
+    recorded. The privacy of the run is that of the plan (exact, bound or certified); it depends on
+    neither the optimizer nor the model. ``statement()`` and docs/guarantee.md have the assumptions.
+
+    Cost: by default the noise of a C⁻¹ of p bands takes no memory, and p draws for each parameter
+    and step (``CorrelatedNoise``).
 
     Args:
-        accountant: accepted for the sake of Opacus's scripts, with a warning: ε comes from the
-            plan.
-        secure_mode: sums of clipped gradients and releases without rounding: what is released is a
-            correctly rounded value of the continuous mechanism, and the guarantee no longer assumes
-            arithmetic without rounding. For one process, modes that store the gradient of each
-            example ("hooks", which "auto" becomes), and a banded C⁻¹; it is slower. The noise is
+        accountant: accepted for compatibility with Opacus, with a warning: ε comes from the plan.
+        secure_mode: compute sums of clipped gradients and releases without rounding errors. Then
+            each release is a correctly rounded value of the continuous mechanism, and the guarantee
+            does not assume exact arithmetic. It is slower. It needs one process, a mode that stores
+            per-example gradients ("hooks", which "auto" then means) and a banded C⁻¹. The noise is
             cryptographic with and without it.
-        key: the secret of the noise and the batches: a ``Key``, or a path where it is kept (mode
-            0600, made if it is not there; keep it apart from checkpoints). From the operating
-            system, and forgotten with the process, by default.
-        ledger: a path for the ledger of released steps. With a path for the key, it makes a run
-            that can resume.
-        memory: model-sized vectors that the noise may store to save time; see ``CorrelatedNoise``.
-            A ``plan`` that is given to ``make_private`` has its own.
-        rounds: of ChaCha, likewise.
-        workload: what the noise is chosen for, instead of what is read from the optimizer.
-        delta: where ``make_private`` with a noise multiplier states ε; 1/(10·number of examples) by
-            default.
+        key: the secret of the noise and the batches: a ``Key``, or the path of a key file (mode
+            0600, created if it does not exist; keep it apart from checkpoints). By default a fresh
+            key from the operating system, which is lost when the process ends.
+        ledger: the path of the ledger of released steps. With a ledger and a key file, a run can be
+            resumed.
+        memory: how many model-sized vectors the noise may store to save time; see
+            ``CorrelatedNoise``. A ``plan`` given to ``make_private`` has its own value.
+        rounds: the number of ChaCha rounds; a ``plan`` has its own value, too.
+        workload: the workload that the noise is chosen for; read from the optimizer by default.
+        delta: the δ of ε if ``make_private`` gets a noise multiplier; by default 1/(10·number of
+            examples).
         data_fingerprint: a name for the dataset, instead of a digest of some examples.
         progress: as in ``calibrate``.
         settings: plain values that must not change until the end of the run, such as the learning
-            rate; a resume with others is refused.
+            rate; a resume with other values is refused.
         publishes: what leaves the process. With "steps", the default, every step counts as released
-            when it is taken, and a resumed run must repeat steps bit for bit, which a GPU whose
-            kernels add in another order does not. With "checkpoints" only what
-            ``save_checkpoint`` writes is published, and metrics computed from it: the steps after
-            the last checkpoint of a crashed run may be repeated with other rounding. Logs, metrics
-            or copies of the weights of such lost steps would break the guarantee.
+            when it is taken. A resumed run must then repeat steps bit for bit, which fails on a GPU
+            whose kernels add in a varying order. With "checkpoints" only checkpoints by
+            ``save_checkpoint``, and metrics computed from them, are published. Then the steps after
+            the last checkpoint of a crashed run may be repeated with other rounding. Publishing
+            logs, metrics or weights of such lost steps would break the guarantee.
+
+    >>> import torch, corrnoise.torch
+    >>> model = torch.nn.Linear(4, 2)
+    >>> data = torch.utils.data.TensorDataset(torch.randn(60, 4), torch.randint(2, (60,)))
+    >>> engine = corrnoise.torch.PrivacyEngine()
+    >>> model, optimizer, loader = engine.make_private_with_epsilon(
+    ...     module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    ...     data_loader=torch.utils.data.DataLoader(data, batch_size=20), epochs=2,
+    ...     target_epsilon=8.0, target_delta=1e-4, max_grad_norm=1.0, sampling="fixed")
+    >>> for x, y in loader:
+    ...     optimizer.zero_grad()
+    ...     torch.nn.functional.cross_entropy(model(x), y).backward()
+    ...     optimizer.step()
+    >>> engine.steps_taken, 0.0 < engine.get_epsilon(1e-4) < 8.0
+    (3, True)
+    >>> engine.close()
     """
 
     def __init__(
@@ -139,51 +158,54 @@ class PrivacyEngine:
         views: int = 1,
         **unknown: Any,
     ) -> Any:
-        """As ``opacus.PrivacyEngine.make_private``, with the noise of a plan.
+        """Start a private run, as ``opacus.PrivacyEngine.make_private``, with the noise of a plan.
 
         Give either ``plan``, or ``noise_multiplier`` and ``epochs``.
 
         Args:
-            module: the model; for many processes, one wrapped for DDP or by ``fully_shard``.
-            optimizer: any of torch's; its momentum and decay choose the workload.
-            data_loader: it says how many batches an epoch has; its sampler is replaced.
-            max_grad_norm: the clip norm; a list of them for ``clipping="per_layer"``.
-            noise_multiplier: the standard deviation of z over the clip norm. 0 is a mode of its
-                own, to debug: there is no noise, the run is not private, and ε is ∞.
-            epochs: how long the run is planned for.
+            module: the model; with several processes, wrapped for DDP or by ``fully_shard``.
+            optimizer: any optimizer of torch; its momentum and decay determine the workload.
+            data_loader: gives the dataset and the number of batches in an epoch; its sampler is
+                replaced.
+            max_grad_norm: the clip norm; a list of clip norms for ``clipping="per_layer"``.
+            noise_multiplier: the standard deviation of z over the clip norm. 0 is for debugging:
+                there is no noise, the run is not private, and ε is ∞.
+            epochs: the number of epochs that the run is planned for.
             mechanism: a name ("bisr" by default) or a ``Mechanism``.
-            num_bands: p for a mechanism that is named, or the buffers of "blt"; by default 4, and b
+            num_bands: p of a mechanism given by name, or the buffers of "blt"; by default 4, and b
                 for "bsr" and "band_mf".
             sampling: as in ``calibrate``; by default "fixed" if not ``poisson_sampling``, else
                 "poisson" for dp_sgd and "balls-in-bins" for the others.
-            plan: everything at once, from ``corrnoise.plan`` or a file.
+            plan: a ``Plan``, from ``corrnoise.plan`` or a file, in place of the arguments above.
             criterion: the loss, for the ghost modes; cross entropy by default.
-            batch_first: Opacus's.
-            loss_reduction: Opacus's; "mean" divides by the plan's divisor.
-            poisson_sampling: ``False`` is short for ``sampling="fixed"``.
+            batch_first: as in Opacus.
+            loss_reduction: as in Opacus; with "mean", sums of gradients are divided by the plan's
+                divisor.
+            poisson_sampling: ``False`` means ``sampling="fixed"``.
             clipping: "flat" or "per_layer".
-            noise_generator: keeps Opacus's own normals, from this generator, instead of the
-                cryptographic stream; for dp_sgd alone, to compare.
-            grad_sample_mode: "one_pass", our own clipping in one backward pass, which leaves model
-                and optimizer as they are; Opacus's hooks, functorch or ew; "ghost" or
-                "ghost_fsdp", which are ours too, with a criterion as in Opacus; or "auto": ours for
-                every model that it can take, else hooks.
-            wrap_model: Opacus's.
-            rand_on_empty: an empty batch comes as one random example, for modes that cannot run on
-                an empty one, such as "ew"; its gradient is replaced by zeros.
-            max_physical_batch_size: how many examples the loader gives at once, for "one_pass"; a
-                larger batch comes in pieces, and the optimizer waits for the last of them.
-            views: how often the loader reads each example of a batch, for random augmentation, for
-                "one_pass": its rows come one after the other, and the mean of their gradients is
-                clipped as one. It costs no privacy.
-            unknown: refused, with the reason: such as the arguments of adaptive clipping.
+            noise_generator: use Opacus's normals from this generator instead of the cryptographic
+                stream; only for dp_sgd, for comparisons.
+            grad_sample_mode: how gradients are clipped. "one_pass" needs one backward pass and
+                changes neither model nor optimizer. "hooks", "functorch" and "ew" are Opacus's.
+                "ghost" and "ghost_fsdp" are our own too, with a criterion as in Opacus. "auto" is
+                "one_pass" for every model that allows it, else "hooks".
+            wrap_model: as in Opacus.
+            rand_on_empty: deliver an empty batch as one random example whose gradient is replaced
+                by zeros, for modes that cannot run on an empty batch, such as "ew".
+            max_physical_batch_size: the most examples that the loader delivers at once, for
+                "one_pass". A larger batch comes in pieces, and the optimizer steps after the last.
+            views: how often the loader reads each example of a batch, for random augmentation with
+                "one_pass". The rows of an example follow each other, and the mean of their
+                gradients is clipped. It costs no privacy.
+            unknown: other arguments, such as those of adaptive clipping, are refused with the
+                reason.
 
         Returns:
             (module, optimizer, data loader), with the criterion before the loader in the ghost
             modes. With "one_pass" module and optimizer are the same objects as before.
 
         Raises:
-            ValueError: the plan does not cover what is asked for, with the reason and the remedy.
+            ValueError: the plan does not cover the request; the message has reason and remedy.
         """
         refuse(unknown, clipping, [*signature(self.make_private).parameters])
         data_loader, processes = users_loader(data_loader), Processes.of(module)
@@ -236,35 +258,35 @@ class PrivacyEngine:
         epsilon_tolerance: float | None = None,
         **unknown: Any,
     ) -> Any:
-        """``make_private`` with the least noise that keeps a budget.
+        """``make_private`` with the least noise for a budget: ε never exceeds ``target_epsilon``.
 
-        The arguments that are not described here are those of ``make_private``.
+        Arguments without a description here are those of ``make_private``.
 
         Args:
             module: the model.
-            optimizer: any of torch's.
-            data_loader: it says how many batches an epoch has.
+            optimizer: any optimizer of torch.
+            data_loader: gives the dataset and the number of batches in an epoch.
             target_epsilon: ε of the whole run.
-            target_delta: δ.
-            epochs: how long the run is.
+            target_delta: δ of the whole run.
+            epochs: the number of epochs.
             max_grad_norm: the clip norm.
             mechanism: a name, a ``Mechanism``, or "best" to let the planner choose.
-            num_bands: as there.
-            sampling: as there.
-            criterion: as there.
-            batch_first: as there.
-            loss_reduction: as there.
-            poisson_sampling: as there.
-            clipping: as there.
-            noise_generator: as there.
-            grad_sample_mode: as there.
-            wrap_model: as there.
-            rand_on_empty: as there.
-            max_physical_batch_size: as there.
-            views: as there.
-            epsilon_tolerance: accepted for the sake of Opacus's scripts: the noise is the least
-                that keeps the budget up to rounding, and ε never exceeds its target.
-            unknown: as there.
+            num_bands: as in ``make_private``.
+            sampling: as in ``make_private``.
+            criterion: as in ``make_private``.
+            batch_first: as in ``make_private``.
+            loss_reduction: as in ``make_private``.
+            poisson_sampling: as in ``make_private``.
+            clipping: as in ``make_private``.
+            noise_generator: as in ``make_private``.
+            grad_sample_mode: as in ``make_private``.
+            wrap_model: as in ``make_private``.
+            rand_on_empty: as in ``make_private``.
+            max_physical_batch_size: as in ``make_private``.
+            views: as in ``make_private``.
+            epsilon_tolerance: accepted for compatibility with Opacus, and not used: the noise is
+                the least for the budget up to rounding.
+            unknown: as in ``make_private``.
         """
         refuse(unknown, clipping, [*signature(self.make_private_with_epsilon).parameters])
         data_loader, processes = users_loader(data_loader), Processes.of(module)
@@ -283,16 +305,16 @@ class PrivacyEngine:
     def step_function(
         self, loss: Callable[..., torch.Tensor], *, size: int | None = None
     ) -> CapturedStep:
-        """A whole training step as one function of a batch, for models bound by their launches.
+        """A whole training step as a function of a batch, for models limited by kernel launches.
 
-        On a GPU forward, backward and clipping run as a CUDA graph of one size: a batch is filled
-        up to ``size`` rows with copies whose weight is zero, and a larger one comes in pieces.
+        On a GPU forward, backward and clipping run as a CUDA graph of fixed size. A batch is padded
+        to ``size`` rows with copies of weight zero; a larger batch comes in pieces.
 
         Args:
-            loss: of the tensors of a batch: calls the model, and takes the mean over the examples
-                (or the sum, as ``loss_reduction`` says).
-            size: rows of the graph; by default what a random batch exceeds with probability 1e-6,
-                and at most ``max_physical_batch_size``.
+            loss: a function of the tensors of a batch that calls the model and returns the mean
+                over the examples (or the sum, as ``loss_reduction`` says).
+            size: the rows of the graph. By default a random batch is larger with probability 1e-6,
+                and it is at most ``max_physical_batch_size``.
 
         Returns:
             a function to call with the tensors of each batch of the loader.
@@ -305,15 +327,16 @@ class PrivacyEngine:
         return CapturedStep(sums, sums.optimizer, loss, checks.integer("size", size, 1))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """``loss.backward()``, such that the size of the batch rounds nothing.
+        """``loss.backward()`` without rounding errors that depend on the size of the batch.
 
         The mean over a batch of n divides the gradient of each example by n, and bfloat16 rounds
-        the quotient to 8 bits, for n and n - 1 differently: one example then moves what the others
-        add to the sum. Here nothing is divided by n, and clipping multiplies nothing by it. For
-        ``grad_sample_mode="one_pass"``; what else the loss depends on gets gradients of the sum.
+        the quotient to 8 bits, differently for n and n - 1. So the presence of one example changes
+        what the others add to the sum. This method avoids the division by n, and the multiplication
+        by n when gradients are clipped. It is for ``grad_sample_mode="one_pass"``. Tensors outside
+        the model that the loss depends on get the gradients of the sum.
 
         Args:
-            loss: of the batch, in float32: a mean over the examples, or a sum if
+            loss: the loss of the batch, in float32: a mean over the examples, or a sum if
                 ``loss_reduction`` says so.
 
         Raises:
@@ -324,15 +347,17 @@ class PrivacyEngine:
     def check_loss(self, loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> None:
         """Raise unless a loss is a mean over examples, or a sum, as ``loss_reduction`` says.
 
-        Clipping bounds an example's share only if the loss adds up the losses of single examples.
-        A mean over all tokens of a batch, for one, does not. ``step_function`` checks this itself.
+        Clipping bounds the influence of an example only if the loss adds up the losses of single
+        examples. A mean over all tokens of a batch does not, for instance. ``step_function`` makes
+        this check itself.
 
         Args:
-            loss: of the tensors of a batch: calls the model.
+            loss: a function of the tensors of a batch that calls the model and returns the loss.
             batch: the tensors of some examples.
 
         Raises:
-            ValueError: it is not, the mode is "ew", or there are fewer than two examples.
+            ValueError: the loss mixes examples, the mode is "ew", or there are fewer than two
+                examples.
         """
         self._started.step.sums.check_loss(loss, batch)
 
@@ -344,17 +369,18 @@ class PrivacyEngine:
         confidence: float = 0.999,
         seed: int = 0,
     ) -> Audit:
-        """What canaries show about ε of this run's plan: a lower bound, beside the claim.
+        """Audit the engine with canaries: a lower bound on ε, beside the claim of this run's plan.
 
-        It is a run of its own, with a dataset of canaries, a key of its own, and the plan, clip
-        norm and device of this one; nothing of this run is touched. Each canary is an example with
-        a gradient in a direction of its own, in or out by a fair coin. See ``corrnoise.auditing``.
+        The audit is a separate run with a dataset of canaries, its own key, and the plan, clip norm
+        and device of this run, which it does not change. Each canary is an example whose gradient
+        has a direction of its own, and which is in or out by a fair coin. See
+        ``corrnoise.auditing``.
 
         Args:
-            num_canaries: the least number of them; the bound grows with its logarithm.
-            delta: where ε is claimed and bounded; the plan's by default.
-            confidence: the probability that the bound is below the engine's ε.
-            seed: of coins, noise and batches.
+            num_canaries: the least number of canaries; the bound grows with its logarithm.
+            delta: the δ of claim and bound; the plan's by default.
+            confidence: the probability that the bound is at most the engine's ε.
+            seed: the seed of coins, noise and batches.
         """
         run = self._started
         if self.secure_mode:
@@ -375,49 +401,51 @@ class PrivacyEngine:
 
     @property
     def plan(self) -> Plan:
-        """What the run was planned and priced as."""
+        """The plan of the run."""
         return self._started.plan
 
     @property
     def key(self) -> Key:
-        """The secret of the run."""
+        """The secret key of the run."""
         return self._started.key
 
     @property
     def steps_taken(self) -> int:
-        """How many steps this process's model has taken."""
+        """How many steps the model of this process has taken."""
         return 0 if self._setup is None else self._setup.step.taken
 
     @property
     def steps_released(self) -> int:
-        """How many steps were ever released under the run's key: those that the ledger knows.
+        """How many steps were released under the run's key, according to the ledger.
 
-        After a resume from an older checkpoint it is more than ``steps_taken``; ε counts these.
+        After a resume from an older checkpoint this is more than ``steps_taken``. ε is for these
+        steps.
         """
         if self._setup is None:
             return 0
         return max(self._setup.step.taken, self._setup.step.ledger.num_released)
 
     def get_epsilon(self, delta: float) -> float:
-        """ε of the steps released so far, from the plan's analysis; exact, bound or certified.
+        """ε of the steps released so far at ``delta``: exact, a proven bound or certified.
 
-        Valid for a number of steps that was not chosen by looking at the results. It is the plan's
-        ε for the whole run at the plan's δ. Any other price of balls-in-bins is a proven bound, at
-        once, where a certificate would take seconds: ``plan.calibration.spent`` gives one.
+        It is valid if the number of steps was not chosen by looking at the results. For the whole
+        run at the plan's δ it is the plan's ε. For fewer steps or another δ with balls-in-bins it
+        is a proven bound, as a certificate would take seconds; ``plan.calibration.spent`` computes
+        certificates for fewer steps.
         """
         if self._inherited:
             return math.inf
         return self._started.spent.epsilon(self.steps_released, delta)
 
     def statement(self, delta: float | None = None) -> Statement:
-        """The privacy statement of what was released so far: ``to_text()``, ``to_json()``."""
+        """The privacy statement of the released steps; it has ``to_text()`` and ``to_json()``."""
         run = self._started
         delta = run.plan.delta if delta is None else delta
         taken, epsilon = self.steps_released, self.get_epsilon(delta)
         return statement(run, steps_taken=taken, epsilon=epsilon, delta=delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs besides model and optimizer: plain values and tensors, no key."""
+        """The engine's part of a checkpoint: plain values and tensors, without the key."""
         return resume.state(self._started, self._inherited)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -430,9 +458,9 @@ class PrivacyEngine:
         self._inherited = resume.restore(self._started, state)
 
     def publish(self) -> None:
-        """Say that what is saved now is published, before ``state_dict()`` is saved by hand.
+        """Record a publication; call it before saving ``state_dict()`` by hand.
 
-        ``save_checkpoint`` does so itself. It matters for ``publishes="checkpoints"``.
+        ``save_checkpoint`` calls it. It is needed only with ``publishes="checkpoints"``.
         """
         self._started.step.ledger.publish()
 
@@ -448,9 +476,9 @@ class PrivacyEngine:
         module_state_dict_kwargs: dict[str, Any] | None = None,
         torch_save_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Save model, optimizer and run, atomically, in the shape of Opacus's checkpoints.
+        """Save model, optimizer and run atomically, in the format of Opacus's checkpoints.
 
-        The key is not in it. The checkpoint before it stays as ``PATH.previous``.
+        The file does not have the key. The previous checkpoint is kept as ``PATH.previous``.
         """
         if is_private(self.plan.calibration):
             _refuse_schedulers(noise_scheduler, grad_clip_scheduler)
@@ -482,11 +510,11 @@ class PrivacyEngine:
         module_load_dict_kwargs: dict[str, Any] | None = None,
         torch_load_kwargs: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Continue a run: call it after ``make_private`` with the same arguments.
+        """Resume a run: call this after ``make_private`` with the same arguments.
 
-        A damaged file is refused, and the one before it is used, with a warning. Nothing is
-        changed unless everything fits. The checkpoint of a run without noise can be loaded into
-        any run: its weights are taken over, and ε is ∞ from then on.
+        If the file is damaged, the previous checkpoint is used, with a warning. Nothing is changed
+        unless the checkpoint belongs to the run. The checkpoint of a run without noise can be
+        loaded into any run: its weights are used, and ε is ∞ from then on.
 
         Returns:
             the checkpoint's dictionary.
@@ -510,10 +538,10 @@ class PrivacyEngine:
         return data
 
     def close(self) -> None:
-        """End the run in this process: gives the ledger's lock back, and lets the model go.
+        """End the run in this process: release the ledger's lock, and detach from the model.
 
-        The model can then be trained further, without privacy or by another engine, with another
-        optimizer; and pickled or traced.
+        The model can then be trained with another optimizer, without privacy or by another engine,
+        and it can be pickled or traced.
         """
         if self._setup is not None:
             self._setup.step.ledger.close()
@@ -523,18 +551,18 @@ class PrivacyEngine:
     def is_compatible(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
     ) -> bool:
-        """Whether Opacus can take gradients of single examples through the module."""
+        """Whether Opacus can compute per-example gradients of the module."""
         return opacus.is_valid(module)
 
     def validate(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
     ) -> None:
-        """As ``is_compatible``, but raises with the reason, such as BatchNorm."""
+        """As ``is_compatible``, but raises an error with the reason, such as BatchNorm."""
         opacus.validate(module)
 
     @classmethod
     def get_compatible_module(cls, module: nn.Module) -> nn.Module:
-        """A copy of the module with the parts replaced that cannot be private."""
+        """A copy of the module in which layers that cannot be trained privately are replaced."""
         return opacus.compatible(module)
 
     # What follows serves the methods above.

@@ -1,4 +1,4 @@
-"""A data loader that delivers the batches of a plan, step by step, and knows where it stands."""
+"""A data loader that delivers the batches of a plan step by step and tracks the current step."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ REPEATED = (
 
 
 class _PhysicalBatches:
-    """What Opacus's ``BatchSplittingSampler`` reads as the batch size of a ``BatchSampler``.
+    """The value that Opacus's ``BatchSplittingSampler`` reads as ``batch_size`` of a sampler.
 
-    It computes its own length as ⌈len(sampler)·(batch_size / max_batch_size)⌉. Dividing by the
-    largest physical batch gives the exact number of physical batches in the epoch, over the number
-    of logical ones: batches of random sizes have no one size.
+    Opacus computes its length as ⌈len(sampler)·(batch_size / max_batch_size)⌉. Random batches have
+    no single size, so this object defines that division: it gives the exact number of physical
+    batches in the epoch over the number of logical batches.
     """
 
     def __init__(self, sampler: StepSampler) -> None:
@@ -55,18 +55,17 @@ class _PhysicalBatches:
 class StepSampler(BatchSampler):
     """The batches of the steps that are still to be taken, up to the end of the epoch.
 
-    Batch i belongs to step i and to no other: iteration always starts with the next step that the
-    optimizer will take, also after a resume or a loop that was left early. Whatever part of that
-    step's batch is in the sums of gradients already is dropped then, since the whole batch comes
-    again.
+    Batch i belongs to step i only. Iteration always starts with the next step that the optimizer
+    will take, also after a resume, or after a loop that ended early. If a part of that step's batch
+    is in the sums of gradients already, it is dropped, since the whole batch is delivered again.
 
     Args:
-        batches: the run's.
-        draws: what a step draws; seeded when the loop gets its batch.
-        rank: of this process; each batch is dealt out to the ranks.
+        batches: the batches of the run.
+        draws: seeds the random generators when the loop gets a step's batch.
+        rank: the rank of this process; each batch is divided among the ranks.
         world_size: the number of ranks.
-        largest: how many examples come at once; a batch comes in several pieces if it has more.
-        views: how often each example is read, one time after the other.
+        largest: the most examples that are delivered at once; a larger batch comes in pieces.
+        views: how often each example is read; its reads follow each other.
         sample_rate: the expected fraction of the dataset in a batch.
     """
 
@@ -100,21 +99,21 @@ class StepSampler(BatchSampler):
         return sum(len(self.pieces(step)) for step in range(first, min(n, first + b)))
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The pieces, each of which counts as what the loop has once it is fetched.
+        """The pieces; a piece counts as delivered once it is fetched.
 
-        Around it no worker may run ahead of the loop: steps would be refused.
+        No worker may prefetch from this iterator: steps would be refused.
         """
         for step, complete, indices in self.steps():
             self.deliver(step, complete=complete)
             yield indices
 
     def deliver(self, step: int, *, complete: bool) -> None:
-        """The loop gets a piece of the batch of a step, perhaps the last one."""
+        """Record that the loop gets a piece of a step's batch, ``complete`` if it is the last."""
         self.delivered, self.complete = step, complete
         self._draws.begin(step)
 
     def steps(self) -> Iterator[tuple[int, bool, list[int]]]:
-        """Each step, whether a piece of its batch is the last one, and the piece."""
+        """Triples of a step, whether this is the last piece of its batch, and the piece."""
         n, b = self.batches.participation.num_steps, self.batches.participation.min_sep
         first = self.next_step
         self.restart()
@@ -127,11 +126,11 @@ class StepSampler(BatchSampler):
                 yield step, number == len(pieces), [i for i in piece for _ in range(self.views)]
 
     def share(self, step: int) -> list[int]:
-        """The examples of a step that this process takes."""
+        """The examples of a step that this process processes."""
         return self.batches.indices(step)[self._rank :: self._world_size].tolist()
 
     def pieces(self, step: int) -> list[list[int]]:
-        """The examples of a step that come at once."""
+        """The examples of a step, in pieces that are delivered at once."""
         share = self.share(step)
         if self.largest is None:
             return [share]
@@ -141,7 +140,7 @@ class StepSampler(BatchSampler):
         return [share[start : start + self.largest] for start in starts]
 
     def epoch_sizes(self) -> list[int]:
-        """How many rows this process takes in each step of the current epoch."""
+        """How many rows this process processes in each step of the current epoch."""
         n, b = self.batches.participation.num_steps, self.batches.participation.min_sep
         first = min(self.next_step, n - 1) // b * b
         return [self.views * len(self.share(step)) for step in range(first, min(n, first + b))]
@@ -168,11 +167,11 @@ class StepSampler(BatchSampler):
 
 
 class _Orders:
-    """What the worker processes are asked for, in order; it remembers the steps.
+    """The requests to the worker processes, in order, with the steps that they belong to.
 
     Attributes:
-        steps: of the orders of the last iteration that no one has taken out yet, and whether they
-            complete their batches.
+        steps: for each request of the last iteration that was not delivered yet, its step and
+            whether it completes the batch.
     """
 
     def __init__(self, sampler: StepSampler, split: Split) -> None:
@@ -197,18 +196,18 @@ class _Orders:
 class StepLoader(DataLoader[Any]):
     """A ``DataLoader`` over a ``StepSampler`` that tells it which batch the loop has.
 
-    Worker processes run ahead of the loop. Torch delivers batches in the order in which it asked
-    for them, so the loader counts along.
+    Worker processes prefetch batches. Torch delivers batches in the order of its requests, so the
+    loader finds the step of a batch by counting.
 
     Args:
-        dataset: the user's.
-        sampler: of the run.
+        dataset: the user's dataset.
+        sampler: the sampler of the run.
         key: the subkey for augmentation.
-        split: makes physical batches of the sampler's.
-        options: torch's.
+        split: divides the sampler's batches into physical batches.
+        options: options of torch's ``DataLoader``.
 
     Attributes:
-        device: where batches are put; ``None`` leaves them where they are.
+        device: the device that batches are moved to; ``None`` does not move them.
     """
 
     # Accelerate's mark of a loader that it has prepared. It takes this one as it is, and fetches no
@@ -234,7 +233,7 @@ class StepLoader(DataLoader[Any]):
 
     @property
     def sample_rate(self) -> float:
-        """The expected fraction of the dataset in a batch, as loaders of Opacus have it."""
+        """The expected fraction of the dataset in a batch, an attribute of Opacus's loaders."""
         return self._step_sampler.sample_rate
 
     def __iter__(self) -> Any:
@@ -244,11 +243,11 @@ class StepLoader(DataLoader[Any]):
 
     @property
     def complete(self) -> bool:
-        """Whether what was delivered last completes the batch of its step."""
+        """Whether the last delivered piece completes the batch of its step."""
         return self._step_sampler.complete
 
     def in_parts(self, split: Split) -> StepLoader:
-        """The same loader with physical batches; it too tells the sampler what the loop has."""
+        """A loader with physical batches that reports to the same sampler."""
         found = StepLoader(self.dataset, self._step_sampler, self._key, split, **self._options)
         found.device, found._signals = self.device, True
         return found
@@ -289,7 +288,7 @@ def step_loader(
     batch_first: bool,
     rand_on_empty: bool,
 ) -> StepLoader:
-    """The user's loader with the plan's batches instead of its own."""
+    """The user's loader, with the batches of the plan."""
     found = StepLoader(
         loader.dataset,
         sampler,
@@ -312,7 +311,7 @@ def step_loader(
 
 
 def users_loader(loader: Any) -> Any:
-    """The loader that the user made, of one that ``make_private`` returned for another run."""
+    """The user's own loader, also if ``make_private`` returned this one for another run."""
     while isinstance(loader, StepLoader) and loader.source is not None:
         loader = loader.source
     if not isinstance(loader, DataLoader):
@@ -324,14 +323,14 @@ def users_loader(loader: Any) -> Any:
 
 
 def batch_size(loader: DataLoader[Any]) -> int:
-    """Of a loader, also of one that was made with a batch sampler, as Accelerate makes them."""
+    """The batch size of a loader, also of one with a batch sampler, as Accelerate makes them."""
     return loader.batch_size or getattr(loader.batch_sampler, "batch_size", 0)
 
 
 def num_examples(loader: DataLoader[Any]) -> int:
     """The size of the dataset; warns where ``drop_last`` makes batches much larger than declared.
 
-    The plan's batches use every example. Without its last batch an epoch has fewer of them.
+    The plan's batches use every example, so an epoch with one batch less has larger batches.
     """
     size, batches = len(loader.dataset), len(loader)  # type: ignore[arg-type]
     declared = batch_size(loader)
@@ -346,7 +345,7 @@ def num_examples(loader: DataLoader[Any]) -> int:
 
 
 def check_loader(loader: DataLoader[Any]) -> bool:
-    """Whether the user's loader shuffles; refuses one whose sampling cannot be replaced."""
+    """Whether the user's loader shuffles; raises if its sampler cannot be replaced."""
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
             "data_loader must have a dataset with indices, got an IterableDataset; the plan says "

@@ -90,6 +90,11 @@ class Estimate:
         direction: whether δ is that of removing or that of adding an example.
         seed: the seed of the draws; ``None`` where it is not recorded.
         attempt: which confirmation of a search it is, from 1; 0 for a δ that needed no search.
+
+    >>> found = Estimate(mean=1e-6, standard_error=1e-8, failure_probability=1e-9,
+    ...                  samples=100_000, largest=1e-4)
+    >>> found.mean < found.upper < 1.1e-6
+    True
     """
 
     mean: float

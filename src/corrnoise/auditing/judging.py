@@ -98,6 +98,17 @@ def judge(
         delta: δ of claim and bound; the calibration's by default.
         confidence: the probability that the bound is at most the engine's ε.
         seed: the seed of the division of the canaries into three parts.
+
+    >>> import corrnoise as cn
+    >>> m = cn.mechanisms.dp_sgd(cn.workloads.prefix_sum(10))
+    >>> c = cn.calibrate(m, cn.Participation(10, 10, 1), epsilon=1, delta=0.01)
+    >>> random = np.random.default_rng(0)  # simulates an engine that is correct
+    >>> present, taken = random.random(20_000) < 0.5, np.zeros((10, 20_000), bool)
+    >>> taken[0] = True
+    >>> noise = c.noise_multiplier * random.standard_normal(taken.shape)
+    >>> found = judge(c, Canaries(noise + taken * present, taken, present))
+    >>> round(found.lower_bound, 1), found.claim, found.violated
+    (0.6, 1.0, False)
     """
     confidence = checks.probability("confidence", confidence)
     delta = calibration.delta if delta is None else checks.probability("delta", delta)

@@ -31,7 +31,19 @@ class Answer:
 
 
 def checklist(run: Run) -> list[Answer]:
-    """A reviewer's questions, answered from the plan, the statement and the settings of a run."""
+    """A reviewer's questions, answered from the plan, the statement and the settings of a run.
+
+    >>> import corrnoise as cn
+    >>> from corrnoise.records import Run
+    >>> plan = cn.plan(num_examples=1000, batch_size=100, epochs=2, epsilon=4, delta=1e-6,
+    ...                sampling="fixed", mechanisms="dp_sgd")
+    >>> stated = Statement.of(plan, clip_norm=1.0, num_parameters=100)
+    >>> answers = checklist(Run("mine", plan, stated, (), {}, {}, {}, 60.0))
+    >>> answers[0].subject, answers[0].open
+    ('Parameters', False)
+    >>> print(answers[0].answer)
+    ε = 4, δ = 1e-06; ε is exact. δ is below 1/1,000, one over the number of examples.
+    """
     s, c = run.statement, run.plan.calibration
     ratio = s.delta * s.num_examples
     against = "below" if ratio < 1.0 else "NOT below"

@@ -55,6 +55,17 @@ def verify(
 
     Raises:
         ValueError: the folder has none of these files.
+
+    >>> import tempfile, corrnoise as cn
+    >>> plan = cn.plan(num_examples=1000, batch_size=100, epochs=2, epsilon=4, delta=1e-6,
+    ...                sampling="fixed", mechanisms="dp_sgd")
+    >>> stated = Statement.of(plan, clip_norm=1.0, num_parameters=100)
+    >>> run = Run("mine", plan, stated, records=(), data={}, model={}, settings={}, seconds=60.0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "run.json").write_text(run.to_json())
+    ...     verdict, same = verify(folder), runs(folder) == [run]
+    >>> verdict.holds, [each.file for each in verdict.findings if each.status == "unchecked"], same
+    (True, ['ledger', 'statement.txt', 'report.html'], True)
     """
     place, found = Path(folder), Findings()
     run_files = run_files_of(place)

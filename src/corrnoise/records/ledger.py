@@ -320,6 +320,14 @@ def read_entries(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Raises:
         ValueError: a line is not an entry.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ledger = Ledger({"key_fingerprint": "1a2b"}, f"{folder}/ledger")
+    ...     ledger.record(0, "7f")
+    ...     ledger.close()
+    ...     read_entries(f"{folder}/ledger")[1:]
+    [{'step': 0, 'gradient': '7f'}]
     """
     lines, _ = read_lines(Path(path))
     return [_entry(line, Path(path), number) for number, line in enumerate(lines, start=1)]

@@ -47,6 +47,14 @@ class Run:
         model: name, num_parameters.
         settings: learning rate, clip norm, seed, device.
         seconds: the time of training, without planning.
+
+    >>> import corrnoise as cn
+    >>> plan = cn.plan(num_examples=1000, batch_size=100, epochs=2, epsilon=4, delta=1e-6,
+    ...                sampling="fixed", mechanisms="dp_sgd")
+    >>> run = Run("mine", plan, Statement.of(plan, clip_norm=1.0), records=(), data={}, model={},
+    ...           settings={}, seconds=60.0)
+    >>> Run.from_json(run.to_json()) == run
+    True
     """
 
     label: str

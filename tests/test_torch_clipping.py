@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
+from corrnoise.torch import PrivacyEngine
 from corrnoise.torch.clipping import convolution, gram, handlers, normalisation, parts, products
 from corrnoise.torch.clipping.clipper import Clipper
 from corrnoise.torch.clipping.parts import Direct, Factors, Outer, Rows, Tied, bound
@@ -658,6 +660,45 @@ def test_an_error_in_a_layer_leaves_its_parameters():
         model(torch.randn(2, 6))
     assert all(isinstance(p, nn.Parameter) for p in model.parameters())
     assert len(list(model.parameters())) == 4
+
+
+class Behind(nn.Module):
+    """Examples that lie behind positions in memory, as before recurrent layers."""
+
+    def __init__(self, norm) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Conv2d(3, 4, 1), norm
+
+    def forward(self, x):
+        h = self.norm(self.first(x)).flatten(2).permute(2, 0, 1).contiguous()
+        return h.tanh().sum(0)
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+def test_instance_normalisation_keeps_the_gradients_of_examples_apart(mode):
+    """Torch's backward pass takes those of other examples in this layout."""
+    net, same = Behind(nn.InstanceNorm2d(4, affine=True)), Behind(nn.GroupNorm(4, 4))
+    x = torch.randn(6, 3, 4, 4)
+    wanted = clipped_sums(lambda i: value(same(x[i : i + 1]))[0], list(same.parameters()), 6, 2.0)
+    if mode == "one_pass":
+        clipper = Clipper(net, list(net.parameters()), 2.0)
+        value(net(x)).mean().backward()
+        found = clipper.sums()
+    else:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+        data = TensorDataset(x, torch.zeros(6))
+        with pytest.warns(UserWarning, match="not private"):
+            net, optimizer, loader = PrivacyEngine().make_private(
+                module=net, optimizer=optimizer, data_loader=DataLoader(data, batch_size=6),
+                noise_multiplier=0.0, epochs=1, sampling="fixed", mechanism="dp_sgd",
+                max_grad_norm=2.0, grad_sample_mode="hooks",
+            )  # fmt: skip
+        value(net(next(iter(loader))[0])).mean().backward()
+        optimizer.step()
+        found = [6 * param.grad for param in net.parameters()]
+    for total, right in zip(found, wanted, strict=True):
+        assert torch.allclose(total, right, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])

@@ -16,6 +16,7 @@ from corrnoise.torch.clipping.layers import Layer, layers
 from corrnoise.torch.clipping.loop_loss import LoopLoss
 from corrnoise.torch.clipping.recorder import backward_pass, outside
 from corrnoise.torch.clipping.separate import Separate
+from corrnoise.torch.clipping.straight import straighten
 
 
 class ModelCalls:
@@ -65,7 +66,7 @@ class ModelCalls:
         self._examples: int | None = 0  # in the batch, where the call shows it
         self._layers, self._noted = found, 0
         self._passes: dict[int, set[int]] = {}
-        self._handles: list[Any] = []
+        self._handles: list[Any] = list(straighten(model))
         for layer in found if batch_first else ():
             self._watch(layer)
         self._handles += [  # the last one after that of a layer which is the model itself

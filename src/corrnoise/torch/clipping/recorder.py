@@ -24,6 +24,7 @@ from corrnoise.torch.clipping.layers import Layer, layers
 from corrnoise.torch.clipping.loop_loss import LoopLoss
 from corrnoise.torch.clipping.parts import Part
 from corrnoise.torch.clipping.separate import Separate
+from corrnoise.torch.clipping.straight import straighten
 
 # Torch has no public name for it.
 _task: Any = torch._C._current_graph_task_id  # type: ignore[attr-defined]  # pyright: ignore
@@ -213,6 +214,7 @@ class Recorder:
         ]
         for layer in self.layers:
             self._watch(layer)
+        self._handles += straighten(model)
 
     def take(self) -> list[Call]:
         """The calls since the last time; they are forgotten here."""

@@ -3,8 +3,8 @@
 Each kind of file carries an integer ``format``. It is raised when a field changes its meaning, its
 name or its type, or when a reader needs a field that older files do not have; a new field that
 readers may ignore does not raise it. A reader accepts exactly the versions that are listed for its
-kind and refuses every other one, newer or older, with an error that names the running version of
-corrnoise: a privacy claim is never read from a file whose meaning is uncertain.
+kind. It refuses every other version, newer or older, with an error that names the running version
+of corrnoise. So a privacy claim is never read from a file whose meaning is uncertain.
 """
 
 from __future__ import annotations

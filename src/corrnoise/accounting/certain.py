@@ -69,9 +69,9 @@ def at_most(bins: Bins, sigma: float, epsilon: float, delta: float) -> Bound | N
     """The best bound at this noise if its δ(ε) is at most ``delta``, else ``None``.
 
     It serves estimates, as it may miss a bound. If all bounds are far above ``delta``, it is faster
-    than ``best``: comparisons are evaluated on a coarse grid while their values fall, and moments
-    only if W of the best proposal is near ``delta`` (W of f folds is the bound of moments of order
-    f).
+    than ``best``. It evaluates comparisons on a coarse grid while their values fall, and moments
+    only if W of the best proposal is near ``delta``: W of f folds is the bound of moments of order
+    f.
     """
     near, comparisons = _NEARLY * delta, _bounds(bins)[2]
     shape = balls_in_bins.best_shape(bins, sigma, epsilon, "remove")

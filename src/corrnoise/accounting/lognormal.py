@@ -4,7 +4,7 @@ For Y = X_1 + … + X_r, X_j = e^{√v z_j - v/2} with standard normals z_j, so 
 s = 1 + (y - r)/b, the curves are those of ``epoch``: H(s) = E[(Y - y)_+]/b, K(s) = E[(y - Y)_+]/b.
 
 **The law of the sum.** As in ``allocation``, each X_j is moved to the two neighbouring points of a
-linear grid so that its mean is kept, which can only raise H and K; what lies beyond the grid is
+linear grid so that its mean is kept, which can only raise H and K. The part beyond the grid is
 bounded and added for H, and moved to the end of the grid for K. The law of Y = Σ X_j is a power of
 one Fourier transform, tilted by e^{λY}, so that errors are relative. The transform is periodic:
 

@@ -108,7 +108,7 @@ def compare(
 def _participations(
     values: str | None, num_steps: int | None, max_participations: int | None
 ) -> list[Participation]:
-    """One for each number of steps, with the same number of participations."""
+    """One participation for each number of steps, all with the same k."""
     k = 1 if max_participations is None else max_participations
     steps = [n for n in _integers(values, num_steps or 1024) if values is not None or n >= k]
     return [options.participation(num_steps=n, max_participations=k) for n in steps]

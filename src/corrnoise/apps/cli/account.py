@@ -22,8 +22,8 @@ def account(
         str | None, typer.Option(help="p of a banded family; 'best' for bisr.")
     ] = None,
     num_buffers: Annotated[int | None, typer.Option(help="Number of buffers of blt.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="ε.")] = None,
-    delta: Annotated[float | None, typer.Option(help="δ.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε; leave it out to compute it.")] = None,
+    delta: Annotated[float | None, typer.Option(help="δ; leave it out to compute it.")] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Standard deviation of the noise over the clip norm.")
     ] = None,

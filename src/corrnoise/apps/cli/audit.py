@@ -13,19 +13,21 @@ from corrnoise.apps.cli import options
 def audit(
     plan: Annotated[
         Path,
-        typer.Argument(
-            help="What `corrnoise plan --save` wrote, run.json, or the folder of a run."
-        ),
+        typer.Argument(help="File of `corrnoise plan --save`, a run.json, or the folder of a run."),
     ],
-    canaries: Annotated[int, typer.Option(help="Examples in directions of their own.")] = 50_000,
+    canaries: Annotated[int, typer.Option(help="Number of canaries.")] = 50_000,
     delta: Annotated[
-        list[float] | None, typer.Option(help="Where ε is bounded; the plan's δ by default.")
+        list[float] | None,
+        typer.Option(
+            metavar="<float>",
+            help="δ at which ε is bounded; the plan's by default; repeatable.",
+        ),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of each bound.")] = 0.999,
-    seed: Annotated[int, typer.Option(help="Of coins, noise and batches.")] = 0,
+    confidence: Annotated[float, typer.Option(help="Probability that each bound holds.")] = 0.999,
+    seed: Annotated[int, typer.Option(help="Seed of coins, noise and batches.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     report: Annotated[
-        Path | None, typer.Option(help="A report of the plan with claims and bounds.")
+        Path | None, typer.Option(help="Write a report with claims and bounds to this file.")
     ] = None,
     as_json: options.AsJson = False,
 ) -> int:

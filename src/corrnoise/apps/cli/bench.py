@@ -25,7 +25,9 @@ _MOST_PARAMETERS, _MOST_SECONDS = 1_000_000_000, 3600.0
 
 
 def bench(
-    num_parameters: Annotated[int, typer.Option(help="Noise values in a step.")] = 1_000_000,
+    num_parameters: Annotated[
+        int, typer.Option(help="Number of noise values in a step.")
+    ] = 1_000_000,
     num_steps: Annotated[int, typer.Option(help="n of the mechanisms.")] = 1000,
     max_participations: Annotated[int, typer.Option(help="k; b = n/k.")] = 10,
     momentum: options.Momentum = 0.9,
@@ -34,7 +36,7 @@ def bench(
     num_bands: Annotated[int, typer.Option(help="p of the banded families.")] = 4,
     num_buffers: Annotated[int, typer.Option(help="Number of buffers of blt.")] = 4,
     device: Annotated[
-        Literal["all", "cpu", "cuda"], typer.Option(help="Where the noise is made.")
+        Literal["all", "cpu", "cuda"], typer.Option(help="Device that generates the noise.")
     ] = "all",
     memory: Annotated[float, typer.Option(help="Model-sized vectors that the noise may keep.")] = 0,
     seconds: Annotated[float, typer.Option(help="How long to time each noise.")] = 0.5,

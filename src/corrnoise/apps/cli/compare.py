@@ -27,13 +27,13 @@ def compare(
     decay: options.Decay = 1.0,
     mechanisms: options.FamilyNames = None,
     against: Annotated[
-        Literal["bands", "steps"], typer.Option(help="What changes from row to row.")
+        Literal["bands", "steps"], typer.Option(help="The quantity that changes from row to row.")
     ] = "bands",
     values: Annotated[
-        str | None, typer.Option(help="The rows, as 2,4,8; powers of 2 by default.")
+        str | None, typer.Option(help="Its values, such as 2,4,8; powers of 2 by default.")
     ] = None,
     num_bands: Annotated[
-        int, typer.Option(help="p of the banded families where the rows are steps.")
+        int, typer.Option(help="p of the banded families, if the rows are steps.")
     ] = 4,
     num_buffers: Annotated[int, typer.Option(help="Number of buffers of blt.")] = 4,
     plot: Annotated[

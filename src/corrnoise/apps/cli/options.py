@@ -81,13 +81,9 @@ Momentum = Annotated[float, typer.Option(help="β of the optimizer.")]
 Decay = Annotated[
     float, typer.Option(help="α, the factor by which weights are multiplied in each step.")
 ]
-FailureProbability = Annotated[
-    float, typer.Option(help="Of a certificate: the probability with which it may be wrong.")
-]
-Samples = Annotated[
-    int | None, typer.Option(help="Of a certificate: how many draws the accountant takes.")
-]
-Seed = Annotated[int, typer.Option(help="Of a certificate: the seed of its draws.")]
+FailureProbability = Annotated[float, typer.Option(help="Failure probability of a certificate.")]
+Samples = Annotated[int | None, typer.Option(help="Number of random draws for a certificate.")]
+Seed = Annotated[int, typer.Option(help="Seed of the draws for a certificate.")]
 
 
 def _memory(text: str) -> float:

@@ -64,11 +64,11 @@ def train(
     model: Annotated[str, typer.Option(help="auto, linear, mlp or convnet.")] = "auto",
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="Chosen from the expected error by default; worth tuning."),
+        typer.Option(help="Learning rate; derived from the expected error by default."),
     ] = None,
     clip_norm: Annotated[float, typer.Option(help="Largest norm of one example's gradient.")] = 1.0,
     data_path: Annotated[
-        Path | None, typer.Option(help="Where the files of a named dataset already are.")
+        Path | None, typer.Option(help="Folder that has the files of a named dataset.")
     ] = None,
     label: Annotated[
         str | None, typer.Option(help="Column of a table to predict; the last by default.")
@@ -91,7 +91,7 @@ def train(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Of the initial weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights.")] = 0,
     as_json: options.AsJson = False,
 ) -> None:
     """Train a classifier privately.

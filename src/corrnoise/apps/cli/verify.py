@@ -12,11 +12,15 @@ from corrnoise.apps.cli import options
 
 def verify(
     folder: Annotated[
-        Path, typer.Argument(help="What `corrnoise train --out` wrote, or the run.json in it.")
+        Path,
+        typer.Argument(help="Folder that `corrnoise train --out` wrote, or the run.json in it."),
     ],
     key: Annotated[
         list[Path] | None,
-        typer.Option(help="Key file of a run, to check the codes of its ledger; repeatable."),
+        typer.Option(
+            metavar="<path>",
+            help="Key file of a run, to check the codes of its ledger; repeatable.",
+        ),
     ] = None,
     checklist: Annotated[
         bool, typer.Option(help="Also answer a reviewer's questions from the files.")

@@ -337,6 +337,17 @@ class Texts(nn.Module):
         return self.head(self.layer(x.unflatten(1, (2, 6))).mean(1))
 
 
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_parameters_are_refused(mode, kind):
+    net = model()
+    handle = getattr(net[0].weight, kind)(lambda _: None)
+    with pytest.raises(ValueError, match=r"no hook of its own, got one on '0\.weight'"):
+        started(net=net, grad_sample_mode=mode)
+    handle.remove()
+    started(net=net, grad_sample_mode=mode)
+
+
 def test_attention_that_draws_is_refused_before_anything_is_priced():
     with pytest.raises(ValueError, match=r"got 0.1 in 'layer.self_attn'; .*get_compatible_module"):
         started(net=Texts(), plan="looked at later")

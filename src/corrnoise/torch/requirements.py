@@ -48,11 +48,12 @@ def check(module: nn.Module, optimizer: Optimizer, processes: Processes, options
             f"trained parameters must be float32, bfloat16 or float16, got {', '.join(wide)}; "
             "noise is made in float32: convert the model"
         )
+    opacus.check_free(module)
+    _check_hooks(module, params)
     if options.grad_sample_mode == OWN:
         _check_attention(module)
     else:
         opacus.validate(module)
-        opacus.check_free(module)
         check_precision(
             params,
             distributed=processes.distributed,
@@ -80,6 +81,19 @@ def _check_held(module: nn.Module, params: Sequence[nn.Parameter]) -> None:
             "gradients would be neither clipped nor noisy; freeze what is not trained "
             "(requires_grad_(False)), or give it to the optimizer"
         )
+
+
+def _check_hooks(module: nn.Module, params: Sequence[nn.Parameter]) -> None:
+    """Raise if a function of the user's waits for gradients, which it would never see."""
+    names = {id(param): name for name, param in module.named_parameters()}
+    for param in params:
+        hooks: Any = (param._backward_hooks, getattr(param, "_post_accumulate_grad_hooks", None))
+        if any(hooks):
+            raise ValueError(
+                f"a trained parameter must have no hook of its own, got one on {names[id(param)]!r}"
+                "; clipping computes its gradients without autograd, and would not call it: remove "
+                "the hook, and change the parameter after optimizer.step(), which costs no privacy"
+            )
 
 
 def _check_embeddings(module: nn.Module, mode: str) -> None:

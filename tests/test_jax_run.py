@@ -337,6 +337,18 @@ def test_the_example_resumes_and_its_files_agree(example, plan, tmp_path, monkey
     assert verdict.holds, verdict.to_text()
 
 
+def test_a_run_clips_by_its_own_norm(plan):
+    rows = 9.0 * jnp.eye(3)
+    run = PrivateRun(plan, jnp.zeros(3), clip_norm=0.5, data="none", key=KEY)
+    found = run.clipped_sums(jnp.dot, jnp.zeros(3), rows, mask=jnp.arange(3) < 2)
+    np.testing.assert_array_equal(
+        found, clipped_sums(jnp.dot, jnp.zeros(3), rows[:2], clip_norm=0.5)
+    )
+    assert 0.499 < float(found[0]) <= 0.5
+    assert float(found[2]) == 0.0
+    run.close()
+
+
 def test_clipped_sums_are_those_of_a_loop():
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(7, 5)) * np.array([[0.1], [1], [3], [10], [0], [2], [9]]))

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +17,7 @@ import numpy as np
 from jax.core import Tracer
 
 from corrnoise import _checks as checks
+from corrnoise.jax.clipping import clipped_sums
 from corrnoise.jax.transformation import (
     NoiseState,
     correlated_noise,
@@ -124,6 +125,19 @@ class PrivateRun:
     def init(self, params: Tree) -> NoiseState:
         """The state before the first step."""
         return cast(NoiseState, self.noise.init(params))
+
+    def clipped_sums(
+        self, loss: Callable[..., Array], params: Tree, *batch: Tree, mask: Array = None
+    ) -> Tree:
+        """``corrnoise.jax.clipped_sums`` with the clip norm of the run, which no loop can mistake.
+
+        Args:
+            loss: of the parameters and one example.
+            params: the pytree to differentiate for.
+            batch: the rows of ``batches.indices(step)``, in arrays or pytrees of them.
+            mask: 1 for each example that counts and 0 for padding.
+        """
+        return clipped_sums(loss, params, *batch, clip_norm=self.clip_norm, mask=mask)
 
     def release(self, sums: Tree, state: NoiseState) -> tuple[Tree, NoiseState]:
         """Add the noise of the step to sums of clipped gradients, and divide them.

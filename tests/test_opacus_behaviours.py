@@ -758,3 +758,15 @@ class TestCheckpoints:
         other, net, optimizer, _ = started(PrivacyEngine(), max_grad_norm=2.0)
         with pytest.raises(ValueError, match="it also differs in max_grad_norm"):
             other.load_checkpoint(path=tmp_path / "a", module=net, optimizer=optimizer)
+
+
+def test_the_sums_of_a_step_can_be_read_until_the_next_batch():
+    """As Opacus's own tests and scripts for debugging do."""
+    _, net, optimizer, batches = started(grad_sample_mode="hooks", sampling="fixed")
+    for x, y in batches:
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        sums = [param.summed_grad for param in optimizer.params]
+        assert all(float(each.norm()) > 0.0 for each in sums)
+        assert float(torch.stack([each.norm() for each in sums]).norm()) <= len(x)
+        net.zero_grad()

@@ -325,8 +325,8 @@ class OpacusSums:
 
     def _handed_over(self) -> None:
         self.examples = self.left_out = 0
-        for param in self.params:  # also where zero_grad is interrupted, or is not called
-            param.summed_grad = None  # type: ignore[attr-defined]
+        for param in self.params:  # scripts read the sums until the next batch
+            _MARK(param.summed_grad)  # type: ignore[attr-defined]
         self._calls.forget()
         self._handing = True
 
@@ -391,6 +391,9 @@ class OpacusSums:
             raise
 
     def _accumulate(self) -> None:
+        for param in self.params:  # also where zero_grad was interrupted, or was not called
+            if hasattr(getattr(param, "summed_grad", None), "_processed"):
+                param.summed_grad = None  # type: ignore[attr-defined]
         self._leave_out()
         grads: list[torch.Tensor] = self._optimizer.grad_samples
         kinds = {part.dtype for part in (*grads, *self.params)}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 from training import KEY, dataset, model, private, weights
 
@@ -370,3 +371,22 @@ def test_the_engines_backward_is_looked_at_and_refuses():
     net, *_ = private(hooks, net=model(), epochs=1, grad_sample_mode="hooks")
     with pytest.raises(ValueError, match="grad_sample_mode must be 'one_pass'"):
         hooks.backward(cross_entropy(net(x), y))
+
+
+@pytest.mark.parametrize("between", ["another batch", "a checkpoint of the whole model"])
+def test_the_engines_backward_wants_the_size_of_its_own_batch(between):
+    engine = PrivacyEngine(key=KEY)
+    net, optimizer, batches = private(engine, net=model(), epochs=1, grad_sample_mode="one_pass")
+    cross_entropy = nn.functional.cross_entropy
+    x, y = next(iter(batches))
+    if between == "another batch":
+        output = net(x)
+        net(x[:1])
+    else:  # which runs the model in the backward pass, when its loss has a factor already
+        output = checkpoint(net, x.requires_grad_(), use_reentrant=True)
+    with pytest.raises(ValueError, match="the loss of the model's latest call"):
+        engine.backward(cross_entropy(output, y))
+    assert not engine._setup.step.sums.clipper.recorder.calls
+    engine.backward(cross_entropy(net(x), y))
+    optimizer.step()
+    assert engine.steps_taken == 1

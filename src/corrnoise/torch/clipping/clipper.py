@@ -81,7 +81,8 @@ class Clipper:
         alike in batches of all sizes.
 
         Raises:
-            ValueError: the loss is a mean in 16 bits, or no single number.
+            ValueError: the loss is a mean in 16 bits, or no single number, or the model was last
+                called on another number of rows.
         """
         recorder = self.recorder
         if recorder.summed:
@@ -93,11 +94,20 @@ class Clipper:
                 f"loss must be one number in float32, got {kind} of shape {tuple(loss.shape)}; "
                 "compute it from outputs.float(), or call loss.backward()"
             )
-        recorder.summed = True
+        rows, recorder.summed = recorder.examples, True
         try:
-            backward_times(loss, recorder.examples)
+            backward_times(loss, rows)
         finally:
             recorder.summed = False
+        sizes = {call.examples for call in recorder.calls if call.summed} - {rows}
+        if sizes:  # the gradients were multiplied by the size of another batch
+            self.drop()
+            raise ValueError(
+                f"engine.backward must get the loss of the model's latest call, got one of "
+                f"{max(sizes)} rows where the latest call was on {rows}; call it before the model "
+                "runs again, or call loss.backward(), also where the whole model is inside a "
+                "checkpoint with use_reentrant=True: nothing was released"
+            )
 
     def collect(self, known: Mapping[int, Tensor] | None = None) -> None:
         """Add what the last backward pass left to the sums.

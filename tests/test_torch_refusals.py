@@ -327,6 +327,24 @@ def test_a_run_on_the_weights_of_an_earlier_one_warns(mode, closed):
     begin(net, first)
 
 
+def test_frozen_parameters_of_inference_mode_have_no_version():
+    class Features(nn.Module):
+        def __init__(self):
+            super().__init__()
+            with torch.inference_mode():
+                self.frozen = nn.Linear(12, 12).requires_grad_(False)
+            self.head = nn.Linear(12, 2)
+
+        def forward(self, x):
+            with torch.no_grad():
+                found = self.frozen(x)
+            return self.head(found)
+
+    engine, *run = started(net=Features())
+    train(*run, steps=2)
+    assert engine.steps_taken == 2
+
+
 class Texts(nn.Module):
     def __init__(self):
         super().__init__()

@@ -62,7 +62,8 @@ def own(module: nn.Module, optimizer: Optimizer, fingerprint: str) -> None:
         _watched.append(register_optimizer_step_post_hook(_after))
     for param in module.parameters():
         version, key = _trained.get(param, (None, fingerprint))
-        if version == param._version and key != fingerprint:  # and nobody has set them since
+        # Nobody has set them since. A frozen parameter of inference mode has no version.
+        if key != fingerprint and version == param._version:
             warnings.warn(_KEPT, stacklevel=5)
         if param in _owners and (before := _owners[param]()) is not None:
             _running.discard(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 
 import pytest
 import torch
@@ -300,3 +301,26 @@ def test_an_interrupted_step_allows_no_other(mode):
     assert torch.equal(weights(net), before)
     train(net, optimizer, batches, steps=2)
     assert engine.steps_taken == 3
+
+
+class _Unused(nn.Module):
+    """With a layer that nobody calls, as torch's attention has one whose weights it uses itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.called = model()
+        self.other = nn.Linear(3, 3).requires_grad_(False)
+
+    def forward(self, x):
+        return self.called(x)
+
+
+@pytest.mark.parametrize("mode", ["one_pass", "hooks"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_after_a_run_models_with_layers_that_nobody_calls_are_pickled(mode, steps):
+    engine, net = PrivacyEngine(key=KEY), _Unused()
+    run = private(engine, net=net, grad_sample_mode=mode)
+    if steps:
+        train(*run, steps=steps)
+    engine.close()
+    assert weights(pickle.loads(pickle.dumps(net))).equal(weights(net))

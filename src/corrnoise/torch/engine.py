@@ -22,7 +22,7 @@ from corrnoise.noise import Key
 from corrnoise.planning import Plan
 from corrnoise.records import Statement
 from corrnoise.samplings import Sampling
-from corrnoise.torch import accelerated, checkpoint, opacus, owners, requirements, resume
+from corrnoise.torch import accelerated, checkpoint, opacus, requirements, resume
 from corrnoise.torch.accountant import Accountant, Entry
 from corrnoise.torch.audit import audit
 from corrnoise.torch.captured import CapturedStep, usual_size
@@ -544,9 +544,7 @@ class PrivacyEngine:
         and it can be pickled or traced.
         """
         if self._setup is not None:
-            self._setup.step.ledger.close()
-            self._setup.step.sums.close()
-            owners.disown(self._setup.optimizer)
+            self._setup.close()
 
     def is_compatible(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from corrnoise.noise.backends.torch_targets import DTYPES
 from corrnoise.torch import opacus, owners
@@ -156,23 +157,28 @@ def check_precision(
         )
 
 
-def check_inputs(module: nn.Module) -> None:
+def check_inputs(module: nn.Module) -> list[RemovableHandle]:
     """Let each of torch's layers refuse float64 inputs at its first call, in words.
 
     Only where torch would fail itself: a layer of the user's own may convert its input.
 
     Args:
         module: the model, whose parameters are no float64.
+
+    Returns:
+        the hooks, which layers that are never called keep.
     """
+    handles: list[RemovableHandle] = []
     for name, layer in module.named_modules():
         code = getattr(type(layer).forward, "__module__", "")
         if code.startswith("torch.nn.modules") and not isinstance(layer, nn.RMSNorm):
             own = next(layer.parameters(recurse=False), None)
             if own is not None:
-                _watch(name, layer, own.dtype)
+                handles.append(_watch(name, layer, own.dtype))
+    return handles
 
 
-def _watch(name: str, layer: nn.Module, wanted: torch.dtype) -> None:
+def _watch(name: str, layer: nn.Module, wanted: torch.dtype) -> RemovableHandle:
     def check(_: nn.Module, args: tuple[Any, ...]) -> None:
         first = args[0] if args else None
         if isinstance(first, torch.Tensor) and first.dtype == torch.float64:
@@ -183,3 +189,4 @@ def _watch(name: str, layer: nn.Module, wanted: torch.dtype) -> None:
         handle.remove()  # the first batch shows it
 
     handle = layer.register_forward_pre_hook(Hook(check), prepend=True)
+    return handle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from corrnoise.noise import CorrelatedNoise, Key
 from corrnoise.noise.exact import ExactNoise
@@ -54,6 +55,7 @@ class Setup:
         processes: this one among those that train the model.
         spent: ε by the number of steps.
         generator: torch's, where it makes the noise instead of the stream.
+        inputs: hooks that look at the first inputs of layers.
     """
 
     plan: Plan
@@ -64,7 +66,16 @@ class Setup:
     header: Mapping[str, Any]
     processes: Processes
     spent: Spent
-    generator: torch.Generator | None = None
+    generator: torch.Generator | None
+    inputs: Sequence[RemovableHandle]
+
+    def close(self) -> None:
+        """Release the ledger, and leave model and optimizer alone from now on."""
+        self.step.ledger.close()
+        self.step.sums.close()
+        for handle in self.inputs:
+            handle.remove()
+        owners.disown(self.optimizer)
 
 
 def set_up(
@@ -185,7 +196,7 @@ def set_up(
         use=use,
     )
     sums.attach(step)
-    check_inputs(module)
+    inputs = check_inputs(module)
     owners.own(module, optimizer, secret.fingerprint)
     setup = Setup(
         plan,
@@ -197,6 +208,7 @@ def set_up(
         processes,
         Spent(plan),
         options.noise_generator,
+        inputs,
     )
     return setup, returned
 

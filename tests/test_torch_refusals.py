@@ -345,6 +345,25 @@ def test_frozen_parameters_of_inference_mode_have_no_version():
     assert engine.steps_taken == 2
 
 
+@pytest.mark.parametrize("mode", ["one_pass", "hooks", "functorch", "ew"])
+def test_a_run_that_could_not_begin_leaves_model_and_optimizer(mode, tmp_path):
+    def trained(ledgers):
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for ledger in ledgers:
+            engine = PrivacyEngine(key=KEY, ledger=ledger)
+            options = {"net": net, "optimizer": optimizer, "grad_sample_mode": mode}
+            try:
+                run = private(engine, **options)
+            except FileNotFoundError:
+                continue
+            train(*run, steps=2)
+            engine.close()
+        return weights(net)
+
+    assert trained([tmp_path / "none" / "ledger", None]).equal(trained([None]))
+
+
 class Texts(nn.Module):
     def __init__(self):
         super().__init__()

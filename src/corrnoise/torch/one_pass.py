@@ -150,6 +150,11 @@ class OnePassSums:
         self._closed = True
         self.clipper.recorder.close()
 
+    def undo(self) -> None:
+        """Leave the model and the optimizer to another run, as this one does not begin."""
+        self.close()
+        self.optimizer.zero_grad = self._zero_grad
+
     def signal_skip_step(self, do_skip: bool = True) -> None:
         """Whether a batch to come is followed by another of the same logical batch."""
         self._skip.append(do_skip)

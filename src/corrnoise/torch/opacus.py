@@ -307,6 +307,11 @@ class OpacusSums:
         if self._mode in ("hooks", "functorch"):
             self._wrapped.module.remove_hooks()
 
+    def undo(self) -> None:
+        """Leave the model and the optimizer to another run, as this one does not begin."""
+        self.close()
+        self._guard.remove()
+
     def drop(self) -> None:
         """Forget the sums and the signals for physical batches: the logical batch starts again."""
         self.examples = self.left_out = 0

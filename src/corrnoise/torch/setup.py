@@ -179,9 +179,13 @@ def set_up(
         world_size=processes.world_size,
         order=drawn.order,
     )
-    _check_alike(opened, processes)
-    book = _open_ledger(ledger, opened, secret, processes)
-    use = processes.each(lambda: keep_key(key, secret, book) if processes.rank == 0 else None)
+    try:
+        _check_alike(opened, processes)
+        book = _open_ledger(ledger, opened, secret, processes)
+        use = processes.each(lambda: keep_key(key, secret, book) if processes.rank == 0 else None)
+    except BaseException:  # the user may begin once more, with the same model and optimizer
+        sums.undo()
+        raise
     step = PrivateStep(
         sums,
         noise,

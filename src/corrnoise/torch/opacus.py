@@ -7,11 +7,9 @@ one file.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, cast
 
 import opacus
@@ -28,7 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from corrnoise.planning import Plan
-from corrnoise.torch import owners
+from corrnoise.torch import corrected, owners
 from corrnoise.torch.added_up import AddedUp
 from corrnoise.torch.calls import ModelCalls
 from corrnoise.torch.clipping.loss import check_loss
@@ -94,68 +92,14 @@ def _unfold_in_order(pictures: torch.Tensor, **options: Any) -> torch.Tensor:
 
 conv.unfold2d = _unfold_in_order
 
+# Opacus's gradients of single examples that are not those of torch.
 _samplers: dict[type[nn.Module], Any] = GradSampleModule.GRAD_SAMPLERS
-_convolution, _embedding = _samplers[nn.Conv2d], _samplers[nn.Embedding]
-_layer_norm = _samplers[nn.LayerNorm]
-
-
-def _padded_convolution(layer: Any, activations: list[torch.Tensor], grads: torch.Tensor) -> Any:
-    """Gradients of a convolution with any ``padding_mode``: Opacus takes all for zeros."""
-    if layer.padding_mode != "zeros" and len(activations[0]):
-        around = layer._reversed_padding_repeated_twice
-        activations = [nn.functional.pad(activations[0], around, mode=layer.padding_mode)]
-        layer = copy.copy(layer)
-        layer.padding = (0,) * len(layer.kernel_size)
-    return _convolution(layer, activations, grads)
-
-
-def _padded_embedding(layer: Any, activations: list[torch.Tensor], grads: torch.Tensor) -> Any:
-    """Gradients of an embedding without the row for padding, which torch does not train."""
-    found = _embedding(layer, activations, grads)
-    if layer.padding_idx is not None and layer.weight in found:
-        found[layer.weight][:, layer.padding_idx] = 0.0
-    return found
-
-
-def _bags(layer: Any, activations: list[torch.Tensor], grads: torch.Tensor) -> Any:
-    """Gradients of bags with a row for each: Opacus counts a row that a bag has twice once."""
-    index, *rest = activations
-    if (
-        layer.mode == "max"
-        or layer.include_last_offset
-        or layer.padding_idx is not None
-        or rest[1:]
-    ):
-        raise ValueError(
-            "an EmbeddingBag must have no mode='max', include_last_offset, padding_idx or "
-            "per_sample_weights in Opacus's modes, which do not know them: take "
-            "grad_sample_mode='one_pass', with a row of indices for each example: nothing was "
-            "released"
-        )
-    count = len(grads)
-    if index.dim() == 2:
-        sizes = torch.full((count,), index.shape[1], device=index.device)
-    else:
-        sizes = torch.diff(rest[0], append=rest[0].new_full((1,), len(index)))
-    bags = torch.arange(count, device=index.device).repeat_interleave(sizes)
-    if layer.mode == "mean":
-        grads = grads / sizes.clamp_min(1)[:, None]
-    table = grads.new_zeros(count, *layer.weight.shape)
-    return {layer.weight: table.index_put_((bags, index.flatten()), grads[bags], accumulate=True)}
-
-
-def _shifted_norm(layer: Any, activations: list[torch.Tensor], grads: torch.Tensor) -> Any:
-    """Gradients of a LayerNorm that may have no bias."""
-    if layer.bias is None:
-        shape, eps, constant = layer.normalized_shape, layer.eps, layer.weight.detach()
-        layer = SimpleNamespace(weight=layer.weight, bias=constant, normalized_shape=shape, eps=eps)
-    return _layer_norm(layer, activations, grads)
-
-
-_samplers.update(dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _padded_convolution))
-_samplers[nn.Embedding] = _padded_embedding
-_samplers[nn.EmbeddingBag] = _bags
-_samplers[nn.LayerNorm] = _shifted_norm
+_samplers.update(
+    {kind: corrected.convolution(_samplers[kind]) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+)
+_samplers[nn.Embedding] = corrected.embedding(_samplers[nn.Embedding])
+_samplers[nn.EmbeddingBag] = corrected.bags
+_samplers[nn.LayerNorm] = corrected.layer_norm(_samplers[nn.LayerNorm])
 
 
 @dataclass(frozen=True)

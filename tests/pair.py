@@ -6,14 +6,13 @@ other. A rank writes FOLDER/CASE.RANK: what it was refused with, or the steps th
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from forked import on_ranks
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 from training import dataset, model, private
@@ -98,24 +97,12 @@ def work(rank: int, folder: Path, case: str) -> str:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    os.environ.update(MASTER_ADDR="localhost")
     for case in sys.argv[2:]:
-        with socket.socket() as probe:
-            probe.bind(("localhost", 0))
-            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
-        children = []
-        for rank in range(2):
-            child = os.fork()
-            if child == 0:
-                try:
-                    (folder / f"{case}.{rank}").write_text(work(rank, folder, case))
-                except BaseException as error:
-                    print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
-                    os._exit(1)
-                os._exit(0)
-            children.append(child)
-        statuses = [os.waitpid(child, 0)[1] for child in children]
-        if any(statuses):
+
+        def write(rank: int, case: str = case) -> None:
+            (folder / f"{case}.{rank}").write_text(work(rank, folder, case))
+
+        if not on_ranks(2, write):
             sys.exit(f"a rank of {case!r} failed")
 
 

@@ -1,4 +1,4 @@
-"""Training on several processes with gloo: ``ranks.py KIND WORLD FOLDER MECHANISM PORT``.
+"""Training on several processes with gloo: ``ranks.py KIND WORLD FOLDER MECHANISM``.
 
 KIND is "ddp", or "ddp-own" or "fsdp-own" for our own clipping, "fsdp-ghost" by Opacus's name, or
 "fsdp-own-adamw" for our AdamW too, or "accelerate-own" for what Accelerate prepares. Rank r writes
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forked import on_ranks
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.utils.fsdp_utils import FSDP2Wrapper
 from torch import nn
@@ -126,21 +127,9 @@ def work(kind: str, world: int, rank: int, folder: Path, mechanism: str) -> None
 
 
 def main() -> None:
-    kind, world, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=sys.argv[5])
-    children = []
-    for rank in range(world):
-        child = os.fork()
-        if child == 0:
-            try:
-                work(kind, world, rank, folder, sys.argv[4])
-            except BaseException as error:
-                print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
-                os._exit(1)
-            os._exit(0)
-        children.append(child)
-    statuses = [os.waitpid(child, 0)[1] for child in children]
-    sys.exit(1 if any(statuses) else 0)
+    kind, world, folder, mechanism = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    ended = on_ranks(world, lambda rank: work(kind, world, rank, folder, mechanism))
+    sys.exit(0 if ended else 1)
 
 
 if __name__ == "__main__":

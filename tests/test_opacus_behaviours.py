@@ -28,6 +28,15 @@ CRITERION = nn.CrossEntropyLoss()
 MODES = ["one_pass", "hooks"]
 
 
+def assert_gradients_of_a_loop(net, same, x, y):
+    """The mean of ten gradients, each clipped to 0.5, as a loop over examples has it."""
+    wanted = clipped_sums(
+        lambda i: CRITERION(same(x[i : i + 1]), y[i : i + 1]), list(same.parameters()), 10, 0.5
+    )
+    for param, total in zip(net.parameters(), wanted, strict=True):
+        assert torch.allclose(10 * param.grad, total, atol=1e-5)
+
+
 def started(engine=None, **options):
     engine = engine or PrivacyEngine(key=KEY)
     return engine, *private(engine, **options)
@@ -534,11 +543,7 @@ class TestLayouts:
         x, y = next(iter(batches))
         CRITERION(net(x), y).backward()
         optimizer.step()
-        wanted = clipped_sums(
-            lambda i: CRITERION(same(x[i : i + 1]), y[i : i + 1]), list(same.parameters()), 10, 0.5
-        )
-        for param, total in zip(net.parameters(), wanted, strict=True):
-            assert torch.allclose(10 * param.grad, total, atol=1e-5)
+        assert_gradients_of_a_loop(net, same, x, y)
 
 
 class Around(nn.Module):
@@ -612,11 +617,7 @@ class TestPadding:
         for a, b in batches:
             CRITERION(net(a), b).backward()
             optimizer.step()
-        wanted = clipped_sums(
-            lambda i: CRITERION(same(x[i : i + 1]), y[i : i + 1]), list(same.parameters()), 10, 0.5
-        )
-        for param, total in zip(net.parameters(), wanted, strict=True):
-            assert torch.allclose(10 * param.grad, total, atol=1e-5)
+        assert_gradients_of_a_loop(net, same, x, y)
 
 
 @pytest.mark.parametrize("options", [{"mode": "max"}, {"mode": "sum", "padding_idx": 0}])

@@ -19,13 +19,10 @@ from corrnoise.records.ledger import read_entries
 from corrnoise.torch import PrivacyEngine
 
 
-def run(kind, world, folder, mechanism):
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    script = Path(__file__).with_name("ranks.py")
+def ended(script, *arguments):
+    """Run a script of several ranks to its end."""
     done = subprocess.run(
-        [sys.executable, script, kind, str(world), folder, mechanism, str(port)],
+        [sys.executable, Path(__file__).with_name(script), *map(str, arguments)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -33,6 +30,10 @@ def run(kind, world, folder, mechanism):
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def run(kind, world, folder, mechanism):
+    ended("ranks.py", kind, world, folder, mechanism)
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 
 
@@ -129,16 +130,7 @@ def test_many_processes_train_as_one_does(tmp_path, kind, world, mechanism):
 
 def pair(folder, *cases):
     """What each of two ranks was refused with in the last case, or the steps that it has taken."""
-    script = Path(__file__).with_name("pair.py")
-    done = subprocess.run(
-        [sys.executable, script, folder, *cases],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    ended("pair.py", folder, *cases)
     return [(folder / f"{cases[-1]}.{rank}").read_text() for rank in range(2)]
 
 
